@@ -1,0 +1,1 @@
+"""Specialised WGSL kernels for the backward pass of attention."""
