@@ -1,1 +1,68 @@
-"""Specialised WGSL kernels for the backward pass of attention."""
+"""Specialised WGSL kernels for the backward pass of attention: generated from templates, proven on real compilers, chosen per call.
+
+``attention_backward`` takes NumPy arrays; ``plan`` records into a program of your own; ``wgsl_attention.generated`` holds
+the checked-in kernels. Importing this needs neither a GPU nor Jinja2.
+"""
+
+from __future__ import annotations
+
+from .arrays import Gradients, attention_backward, rope_backward
+from .device import Device, adapters, default_device, open_device
+from .documents import doc_start_from_cu_seqlens, doc_start_from_lengths, doc_start_from_segment_ids
+from .errors import (
+    ArgumentError,
+    DeviceError,
+    GpuBufferError,
+    ManifestError,
+    UnservedProblemError,
+    VariantError,
+    WgslAttentionError,
+)
+from .plan import Plan, plan
+from .problem import Mask, Problem
+from .profile import PROFILES, DeviceProfile, Limits
+from .rope import record_rope_backward
+from .select import Selection, select
+from .variant import RenderedVariant, Variant
+
+__all__ = [
+    "PROFILES",
+    "ArgumentError",
+    "Device",
+    "DeviceError",
+    "DeviceProfile",
+    "GpuBufferError",
+    "Gradients",
+    "Limits",
+    "ManifestError",
+    "Mask",
+    "Plan",
+    "Problem",
+    "RenderedVariant",
+    "Selection",
+    "UnservedProblemError",
+    "Variant",
+    "VariantError",
+    "WgslAttentionError",
+    "adapters",
+    "attention_backward",
+    "default_device",
+    "doc_start_from_cu_seqlens",
+    "doc_start_from_lengths",
+    "doc_start_from_segment_ids",
+    "open_device",
+    "plan",
+    "record_rope_backward",
+    "render",
+    "rope_backward",
+    "select",
+]
+
+__version__ = "0.1.0"
+
+
+def render(variant: Variant) -> RenderedVariant:
+    """Any variant's WGSL and facts, on demand; raises ``VariantError`` where its rules refuse the parameters."""
+    from .render import render as render_variant
+
+    return render_variant(variant)

@@ -89,7 +89,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serves:
-    """Which problems a variant is for: mask modes, head dims from ``min_head_dim`` to ``max_head_dim``, lengths up to ``max_seq``."""
+    """Which problems a variant is for: mask modes, head dims from least to most, lengths up to ``max_seq``."""
 
     masks: tuple[str, ...]
     min_head_dim: int
@@ -97,7 +97,7 @@ class Serves:
     max_seq: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Rule:
     """A constraint on a kernel's parameters, as data.
 
@@ -111,9 +111,10 @@ class Rule:
 
 
 def param(tag: str, doc: str, *, values: tuple[Any, ...] = (), default: Any = dataclasses.MISSING) -> Any:
-    """A template parameter. ``tag`` goes before an integer in the name, and is the name of a true flag; text values name themselves.
+    """A template parameter.
 
-    A value equal to ``default`` is left out of the name. ``values``, where given, lists what is allowed.
+    ``tag`` goes before an integer in the name, and is the name of a true flag; text values name
+    themselves. A value equal to ``default`` is left out of the name. ``values``, where given, lists what is allowed.
     """
     return dataclasses.field(default=default, metadata={"tag": tag, "doc": doc, "values": values})
 
@@ -123,7 +124,7 @@ class Variant:
     """Base of the kernels; see the module's docstring for how a derived class is read."""
 
     kernel: ClassVar[str]
-    """The WGSL entry point, and the first part of every variant's name."""
+    """The first part of every variant's name."""
     template: ClassVar[str]
     """The template's path below ``templates/``."""
     rules: ClassVar[tuple[Rule, ...]] = ()
@@ -138,6 +139,11 @@ class Variant:
         for rule in self.rules:
             if not rule.holds(self):
                 raise VariantError(self.kernel, rule.message.format(**self.params))
+
+    @property
+    def entry_point(self) -> str:
+        """The WGSL function that a pipeline names; the kernel's name unless a family says otherwise."""
+        return self.kernel
 
     @property
     def params(self) -> dict[str, int | str | bool]:
@@ -159,6 +165,11 @@ class Variant:
     def tag(self, field: str, tag: str) -> str:
         """The tag of a field in this variant's name; a kernel may let it depend on another field."""
         return tag
+
+    @property
+    def context(self) -> dict[str, object]:
+        """What the template reads beside the parameters: constants derived from them."""
+        return {}
 
     @property
     def workgroup_size(self) -> int:
@@ -196,6 +207,10 @@ class Variant:
     def workgroup_bytes(self) -> int:
         return sum(array.bytes for array in self.workgroup_arrays)
 
+    def shortfalls(self, profile: DeviceProfile) -> tuple[str, ...]:
+        """What the device lacks for this variant, one line each; empty where it fits."""
+        return _shortfalls(self, self.workgroup_size, profile)
+
     @property
     def const_asserts(self) -> tuple[str, ...]:
         return tuple(rule.const_assert for rule in self.rules if rule.const_assert)
@@ -231,15 +246,17 @@ class RenderedVariant:
 
     def shortfalls(self, profile: DeviceProfile) -> tuple[str, ...]:
         """What the device lacks for this variant, one line each; empty where it fits."""
-        limits, lines = profile.limits, []
-        threads = math.prod(self.workgroup_size)
-        for what, need, have in (
-            ("bytes of workgroup memory", self.workgroup_bytes, limits.max_compute_workgroup_storage_size),
-            ("threads", threads, limits.max_compute_invocations_per_workgroup),
-            ("threads in x", self.workgroup_size[0], limits.max_compute_workgroup_size_x),
-            ("storage buffers", self.storage_buffers, limits.max_storage_buffers_per_shader_stage),
-        ):
-            if need > have:
-                lines.append(f"needs {need} {what}, the device has {have}")
-        lines += [f"needs the feature {feature}" for feature in self.features if feature not in profile.features]
-        return tuple(lines)
+        return _shortfalls(self, math.prod(self.workgroup_size), profile)
+
+
+def _shortfalls(variant: Variant | RenderedVariant, threads: int, profile: DeviceProfile) -> tuple[str, ...]:
+    limits = profile.limits
+    storage_buffers = sum(binding.access != "uniform" for binding in variant.bindings)
+    needs = (
+        ("bytes of workgroup memory", variant.workgroup_bytes, limits.max_compute_workgroup_storage_size),
+        ("threads", threads, min(limits.max_compute_invocations_per_workgroup, limits.max_compute_workgroup_size_x)),
+        ("storage buffers", storage_buffers, limits.max_storage_buffers_per_shader_stage),
+    )
+    lines = [f"needs {need} {what}, the device has {have}" for what, need, have in needs if need > have]
+    lines += [f"needs the feature {feature}" for feature in variant.features if feature not in profile.features]
+    return tuple(lines)

@@ -1,0 +1,221 @@
+"""The NumPy face: arrays in, arrays out. Converts, checks, uploads, runs a plan and reads back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from . import reference
+from .device import Device, default_device
+from .errors import ArgumentError
+from .plan import plan, resolve_scale
+from .problem import GRADIENTS, Mask, Problem
+from .rope import check_rope, record_rope_backward
+
+F32 = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gradients:
+    """d_q, d_k, d_v: float32 arrays, shaped as q, k, v."""
+
+    d_q: F32
+    d_k: F32
+    d_v: F32
+
+
+def attention_backward(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    d_o: ArrayLike,
+    lse: ArrayLike,
+    *,
+    mask: Mask,
+    o: ArrayLike | None = None,
+    delta: ArrayLike | None = None,
+    scale: float | None = None,
+    doc_start: ArrayLike | None = None,
+    kv_lengths: ArrayLike | None = None,
+    device: Device | None = None,
+    check_lse: bool = False,
+    algorithm: str | None = None,
+    guard: str = "zero",
+) -> Gradients:
+    """The gradients of attention with respect to q, k and v.
+
+    q and d_o are (q_len, heads, head_dim), k and v (kv_len, kv_heads, head_dim), or all with a batch axis in front; heads is
+    a multiple of kv_heads, and d_o and v may have a head_dim of their own. ``lse`` is (…, q_len, heads), the natural
+    logarithm of Σ exp(scale·q·k) over the visible keys, +inf for a query that sees none; FlashAttention and PyTorch hand it
+    out as (batch, heads, seq): move the axis. Arrays are converted to float32 and to row-major order, float64, float16 and
+    integers included; complex and other kinds are refused.
+
+    ``o`` (shaped as d_o) or ``delta`` (shaped as lse: rowsum(d_o∘o)) saves work. ``scale`` defaults to head_dim ** −0.5.
+    ``doc_start`` is (seq,) or (batch, seq) integers for a documents mask: each query's first position of its document.
+    ``kv_lengths`` is (batch,) integers: keys that count in each batch entry. ``check_lse`` makes sure, on the CPU and in
+    time proportional to q_len·kv_len, that the lse belongs to these q, k, mask and scale; an lse that covers more keys (a
+    sink, keys held elsewhere) is right without it. ``algorithm`` and ``guard`` are as for ``select``.
+
+    Raises ``ArgumentError`` for wrong input, ``UnservedProblemError`` where no kernel serves it, ``DeviceError``.
+    The formulas are those of FlashAttention-2 (Dao 2023, algorithm 2).
+    """
+    if not isinstance(mask, Mask):
+        raise ArgumentError("mask", repr(mask), "a Mask, such as Mask.causal()")
+    arrays = {"q": _floats("q", q), "k": _floats("k", k), "v": _floats("v", v), "d_o": _floats("d_o", d_o)}
+    batched = arrays["q"].ndim == 4
+    for name, array in arrays.items():
+        if array.ndim not in (3, 4) or (array.ndim == 4) != batched:
+            raise ArgumentError(
+                name, f"shape {array.shape}", "(seq, heads, head_dim), or (batch, seq, heads, head_dim) for all"
+            )
+        if 0 in array.shape:
+            raise ArgumentError(name, f"shape {array.shape}", "no empty axis")
+        arrays[name] = array if batched else array[None]
+    batch, q_len, heads, head_dim = arrays["q"].shape
+    _, kv_len, kv_heads, _ = arrays["k"].shape
+    v_head_dim = arrays["v"].shape[3]
+    problem = Problem(
+        batch=batch,
+        q_len=q_len,
+        kv_len=kv_len,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        v_head_dim=v_head_dim,
+        mask=mask,
+        given="delta" if delta is not None else "o" if o is not None else "none",
+        kv_lengths=kv_lengths is not None,
+    )
+    _shaped("k", arrays["k"], (batch, kv_len, kv_heads, head_dim))
+    _shaped("v", arrays["v"], (batch, kv_len, kv_heads, v_head_dim))
+    _shaped("d_o", arrays["d_o"], (batch, q_len, heads, v_head_dim))
+    arrays["lse"] = _rows("lse", lse, problem, batched)
+    if o is not None:
+        arrays["o"] = _floats("o", o) if batched else _floats("o", o)[None]
+        _shaped("o", arrays["o"], arrays["d_o"].shape)
+    if delta is not None:
+        arrays["delta"] = _rows("delta", delta, problem, batched)
+    starts = _doc_start(doc_start, problem)
+    lengths = _kv_lengths(kv_lengths, problem)
+    scale = resolve_scale(scale, head_dim)
+    if check_lse:
+        _check_lse(problem, arrays, scale, starts, lengths)
+    device = device or default_device()
+    chosen = plan(problem, device, algorithm=algorithm, guard=guard)
+    extra: dict[str, NDArray[Any]] = {n: a for n, a in (("doc_start", starts), ("kv_lengths", lengths)) if a is not None}
+    buffers = {name: device.storage(array, label=name) for name, array in {**arrays, **extra}.items() if name in chosen.buffers}
+    shapes = {"d_q": arrays["q"].shape, "d_k": arrays["k"].shape, "d_v": arrays["v"].shape}
+    for name in GRADIENTS:
+        buffers[name] = device.zeros(chosen.buffers[name], label=name)
+    with device.guard("running the backward pass"):
+        encoder = device.raw.create_command_encoder()
+        chosen.record(encoder, buffers, scale)
+        device.raw.queue.submit([encoder.finish()])
+    found = {}
+    for name, shape in shapes.items():
+        array = np.frombuffer(device.read(buffers[name], chosen.buffers[name]), np.float32).reshape(shape).copy()
+        found[name] = array if batched else array[0]
+    return Gradients(**found)
+
+
+def rope_backward(d_x: ArrayLike, base: float = 10000.0, offset: int = 0, *, device: Device | None = None) -> F32:
+    """The gradient before rotary embedding from the gradient after it: the inverse rotation, pairs interleaved (2i, 2i + 1).
+
+    ``d_x`` is (seq, heads, head_dim) or (batch, seq, heads, head_dim), converted to float32; position p turns pair i by
+    (p + ``offset``)·base^(−2i/head_dim) radians, exact to 2⁻³² of a turn at any position. Returns a new float32 array.
+    Raises ``ArgumentError``. The convention is RoFormer's (Su et al. 2021); base 10000 is its default.
+    """
+    array = _floats("d_x", d_x)
+    if array.ndim not in (3, 4) or 0 in array.shape:
+        raise ArgumentError("d_x", f"shape {array.shape}", "(seq, heads, head_dim) or (batch, seq, heads, head_dim)")
+    shape = array.shape if array.ndim == 4 else (1, *array.shape)
+    check_rope(shape[3], base, offset, shape[1])
+    device = device or default_device()
+    buffer = device.storage(array, label="d_x")
+    with device.guard("running rotary embedding backward"):
+        encoder = device.raw.create_command_encoder()
+        record_rope_backward(
+            device, encoder, buffer, batch=shape[0], seq=shape[1], heads=shape[2], head_dim=shape[3], base=base, offset=offset
+        )
+        device.raw.queue.submit([encoder.finish()])
+    return np.frombuffer(device.read(buffer, array.nbytes), np.float32).reshape(array.shape).copy()
+
+
+def _floats(name: str, value: ArrayLike) -> F32:
+    array = np.asarray(value)
+    if array.dtype.kind not in "fiu":
+        raise ArgumentError(name, f"an array of {array.dtype}", "floats or integers")
+    return np.ascontiguousarray(array, dtype=np.float32)
+
+
+def _shaped(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
+    if array.shape != shape:
+        raise ArgumentError(name, f"shape {array.shape}", f"{shape}, as the other arrays have it (batch axis included)")
+
+
+def _rows(name: str, value: ArrayLike, problem: Problem, batched: bool) -> F32:
+    array = _floats(name, value)
+    want: tuple[int, ...] = (problem.batch, problem.q_len, problem.heads)
+    want = want if batched else want[1:]
+    if array.shape != want:
+        swapped = array.ndim == len(want) and array.shape == (*want[:-2], want[-1], want[-2])
+        hint = "; this looks like (…, heads, seq), as FlashAttention and PyTorch hand it out: swap the last two axes"
+        raise ArgumentError(name, f"shape {array.shape}", f"{want}, (…, seq, heads){hint if swapped else ''}")
+    return array if batched else array[None]
+
+
+def _doc_start(value: ArrayLike | None, problem: Problem) -> NDArray[np.uint32] | None:
+    wanted = problem.interval.doc_start
+    if value is None:
+        if wanted:
+            raise ArgumentError("doc_start", "nothing", "each query's first position of its document, for a documents mask")
+        return None
+    if not wanted:
+        raise ArgumentError("doc_start", "an array", f"none for the mask {problem.mask}; use Mask.documents()")
+    array = _integers("doc_start", value)
+    if array.shape == (problem.q_len,):
+        array = np.broadcast_to(array, (problem.batch, problem.q_len))
+    if array.shape != (problem.batch, problem.q_len):
+        raise ArgumentError("doc_start", f"shape {array.shape}", f"({problem.q_len},) or ({problem.batch}, {problem.q_len})")
+    wrong = np.argwhere((array < 0) | (array > np.arange(problem.q_len)))
+    if len(wrong):
+        b, i = (int(x) for x in wrong[0])
+        raise ArgumentError("doc_start", f"{array[b, i]} at batch entry {b}, position {i}", f"0 to {i}, the position itself")
+    if problem.interval.doc_end and (np.diff(array, axis=1) < 0).any():
+        raise ArgumentError("doc_start", "values that decrease", "non-decreasing ones for documents(causal=False)")
+    return np.ascontiguousarray(array, np.uint32)
+
+
+def _kv_lengths(value: ArrayLike | None, problem: Problem) -> NDArray[np.uint32] | None:
+    if value is None:
+        return None
+    array = _integers("kv_lengths", value)
+    if array.shape != (problem.batch,) or (array < 0).any() or (array > problem.kv_len).any():
+        raise ArgumentError("kv_lengths", f"{array.tolist()}", f"({problem.batch},) whole numbers from 0 to {problem.kv_len}")
+    return array.astype(np.uint32)
+
+
+def _integers(name: str, value: ArrayLike) -> NDArray[Any]:
+    array = np.asarray(value)
+    if array.dtype.kind not in "iu":
+        raise ArgumentError(name, f"an array of {array.dtype}", "integers")
+    return array.astype(np.int64)
+
+
+def _check_lse(
+    problem: Problem, arrays: dict[str, F32], scale: float, doc_start: NDArray[Any] | None, kv_lengths: NDArray[Any] | None
+) -> None:
+    bad = reference.first_bad_row(
+        problem, arrays["q"], arrays["k"], arrays["lse"], scale=scale, doc_start=doc_start, kv_lengths=kv_lengths
+    )
+    if bad is not None:
+        b, i, h = bad
+        raise ArgumentError(
+            "lse",
+            f"Σ P off from 1 by more than 2⁻¹⁰, first at batch entry {b}, position {i}, head {h}",
+            "the natural log-sum-exp of these q, k, mask and scale (not base 2; scaled; heads last); "
+            "leave check_lse off for an lse that covers more keys, such as a sink",
+        )

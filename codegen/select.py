@@ -1,0 +1,157 @@
+"""(Problem, DeviceProfile) → ranked candidates, and refusals with their reasons. Pure: no device is touched, nothing is rendered.
+
+The candidates of an algorithm are the checked-in variants that serve the problem and, where the head_dim has none of its
+own, one with that head_dim as a constant, which is rendered on demand.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from . import algorithms, catalog
+from .algorithms import Recipe
+from .errors import ArgumentError
+from .kernels import SEG_UNIFORM_POSITIONS, AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
+from .problem import Problem
+from .profile import DeviceProfile
+
+MAX_REFUSALS = 6
+"""Refused variants that are named for one algorithm; the rest are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What was chosen for a problem on a device (``candidates``, the best first), and what was refused and why."""
+
+    problem: Problem
+    profile: DeviceProfile
+    candidates: tuple[Recipe, ...]
+    refusals: tuple[str, ...]
+
+    @property
+    def best(self) -> Recipe | None:
+        return self.candidates[0] if self.candidates else None
+
+    def explain(self) -> str:
+        """What was chosen, its cost in memory, what came second, and what was refused and why."""
+        lines = [f"{self.problem}", f"on {self.profile.name}"]
+        for rank, recipe in enumerate(self.candidates[:3]):
+            names = " + ".join(variant.name for variant in recipe.variants)
+            scratch = sum(recipe.scratch.values())
+            lines.append(f"{'chosen' if rank == 0 else 'next'}: {recipe.algorithm}: {names}")
+            for step in recipe.steps if rank == 0 else ():
+                x, y, z = step.workgroups(self.problem)
+                v = step.variant
+                lines.append(
+                    f"  {v.kernel}: {x} × {y} × {z} workgroups of {v.workgroup_size} threads, "
+                    f"{v.workgroup_bytes} bytes of workgroup memory (of {self.profile.limits.max_compute_workgroup_storage_size})"
+                )
+            lines.append(f"  scratch: {scratch / 2**20:.1f} MiB" if scratch else "  scratch: none")
+        if len(self.candidates) > 3:
+            lines.append(f"and {len(self.candidates) - 3} more that would do")
+        lines += [f"refused: {reason}" for reason in self.refusals]
+        return "\n".join(lines)
+
+
+def select(problem: Problem, profile: DeviceProfile, *, algorithm: str | None = None, guard: str = "zero") -> Selection:
+    """Ranks every recipe that serves ``problem`` on a device of this profile.
+
+    ``algorithm`` keeps one algorithm only; ``guard`` is what becomes of non-finite numbers (``"zero"`` or ``"propagate"``).
+    An empty ``candidates`` is not an error here; ``Plan`` makes it one. Raises ``ArgumentError`` for unknown names.
+    """
+    if algorithm is not None and algorithm not in algorithms.REFUSALS:
+        raise ArgumentError("algorithm", repr(algorithm), f"one of {', '.join(algorithms.REFUSALS)}")
+    if guard not in ("zero", "propagate"):
+        raise ArgumentError("guard", repr(guard), "'zero' or 'propagate'")
+    return _select(problem, profile, algorithm, guard)
+
+
+@functools.lru_cache(maxsize=1024)
+def _select(problem: Problem, profile: DeviceProfile, algorithm: str | None, guard: str) -> Selection:
+    candidates: list[Recipe] = []
+    refusals: list[str] = []
+    for name in [algorithm] if algorithm else order(problem):
+        reason = algorithms.REFUSALS[name](problem)
+        if reason:
+            refusals.append(reason)
+            continue
+        refused: dict[str, None] = {}
+        fitting = []
+        for recipe in CANDIDATES[name](problem, guard):
+            reasons = recipe.refusals(profile)
+            if reasons:
+                refused.update(dict.fromkeys(reasons))
+            else:
+                fitting.append(recipe)
+        if not fitting and not refused:
+            refused[f"{name} has no variant for these lengths"] = None
+        candidates += fitting
+        refusals += list(refused)[:MAX_REFUSALS]
+        if len(refused) > MAX_REFUSALS:
+            refusals.append(f"and {len(refused) - MAX_REFUSALS} more of {name}")
+    return Selection(problem=problem, profile=profile, candidates=tuple(candidates), refusals=tuple(refusals))
+
+
+def order(problem: Problem) -> tuple[str, ...]:
+    """The algorithms, the one that should be fastest first."""
+    return ("short", "streaming")
+
+
+def _bounds(problem: Problem) -> tuple[tuple[int, bool], ...]:
+    """Head_dim bounds in the order they are tried: the constant (checked in or not), then *at most*."""
+    return ((problem.head_dim, False), *((d, at_most) for d, at_most in catalog.BOUNDS if at_most and d >= problem.head_dim))
+
+
+def _seg(mask: str) -> tuple[bool, ...]:
+    return (False, True) if mask.startswith("documents") else (False,)
+
+
+def _positions(problem: Problem) -> int:
+    return problem.batch * problem.q_len
+
+
+def _streaming(problem: Problem, guard: str) -> Iterator[Recipe]:
+    for mask in algorithms.mask_modes(problem):
+        for head_dim, at_most in _bounds(problem):
+            for wg in (256, catalog.COMPAT_WG):
+                for seg_uniform in _seg(mask):
+                    v = AttentionBackward(
+                        wg=wg, head_dim=head_dim, at_most=at_most, mask=mask, guard=guard, seg_uniform=seg_uniform
+                    )
+                    if v.serves.max_seq is None or _positions(problem) <= v.serves.max_seq:
+                        yield algorithms.streaming(problem, v)
+
+
+def _short(problem: Problem, guard: str) -> Iterator[Recipe]:
+    masks = [mask for mask in algorithms.mask_modes(problem) if mask in ("full", "causal", "documents")]
+    max_seqs = [length for length in catalog.MAX_SEQS if length >= problem.kv_len]
+    for mask in masks:
+        for head_dim, at_most in _bounds(problem):
+            for max_seq in max_seqs:
+                for wg in (256, catalog.COMPAT_WG):
+                    for seg_uniform in _seg(mask):
+                        main = AttentionBackwardShort(
+                            wg=wg,
+                            max_seq=max_seq,
+                            head_dim=head_dim,
+                            at_most=at_most,
+                            mask=mask,
+                            guard=guard,
+                            accumulate="d_q" in problem.accumulate,
+                            seg_uniform=seg_uniform,
+                        )
+                        dkdv = AttentionBackwardShortDkdv(
+                            wg=wg,
+                            head_dim=head_dim,
+                            at_most=at_most,
+                            mask="full" if mask == "full" else "causal",
+                            guard=guard,
+                            accumulate="d_k" in problem.accumulate,
+                        )
+                        if not seg_uniform or _positions(problem) <= SEG_UNIFORM_POSITIONS:
+                            yield algorithms.short(problem, main, dkdv)
+
+
+CANDIDATES: dict[str, Callable[[Problem, str], Iterable[Recipe]]] = {"short": _short, "streaming": _streaming}
