@@ -1,10 +1,13 @@
 # A fresh clone needs no other step first: every target makes the environment it runs in, and .ci/bootstrap gets what the
 # machine lacks. Everything goes into $(VENV), except the Vulkan driver and, on Debian, Python's venv module.
 
-PYTHON ?= python3# the interpreter that $(VENV) is made with: 3.11 or newer
+# The interpreter that $(VENV) is made with: 3.11 or newer.
+PYTHON ?= python3
 VENV = .venv
-ARGS =# more arguments for validate, bench, tune and demo's gradcheck
-TEST_ARGS = -n 2# each worker opens the GPU, so more of them seldom help; empty runs the tests in one process
+# More arguments for the command behind demo (gradcheck), generate and validate, bench, tune.
+ARGS =
+# Each worker opens the GPU, so that more of them seldom help. Empty runs the tests in one process.
+TEST_ARGS = -n 2
 
 COMMAND = $(VENV)/bin/wgsl-attention
 INSTALL = sh .ci/bootstrap venv $(VENV) $(PYTHON) && $(VENV)/bin/python -m pip install --quiet --editable
@@ -48,14 +51,14 @@ tune: $(RUN) driver ## find the fastest variants for this machine's GPU and keep
 lint: $(DEV) ## ruff's rules and format, and strict types
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
 	@$(TYPES)
-	MYPYPATH=.cache/types $(VENV)/bin/mypy
+	MYPYPATH=.cache/types $(VENV)/bin/mypy -p wgsl_attention
 
 ci: ## everything that has to pass, as on a bare machine
 	bash .ci/run
 
 clean: ## remove the environment, builds and caches
 	rm -rf .venv .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	find codegen templates generated tests examples -name __pycache__ -prune -exec rm -rf {} +
+	find . -name .git -prune -o -name __pycache__ -prune -exec rm -rf {} +
 
 driver: $(RUN)
 	@sh .ci/bootstrap driver $(VENV)/bin/python

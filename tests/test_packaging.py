@@ -19,6 +19,7 @@ RANKS = {
     "errors": -1,  # imports nothing, so that everything may import it
     "profile": 0,
     "problem": 1,
+    "documents": 1,
     "variant": 1,
     "reference": 2,
     "kernels": 2,
@@ -39,9 +40,11 @@ RANKS = {
     "bench": 7,
     "gradcheck": 7,
     "doctor": 7,
-    "__init__": 8,
-    "cli": 9,
-    "__main__": 10,
+    "rope": 7,
+    "arrays": 8,
+    "__init__": 9,
+    "cli": 10,
+    "__main__": 11,
 }
 
 # Heavy or optional packages, and the modules that may import them, at their head or inside a function.

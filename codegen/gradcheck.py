@@ -1,0 +1,192 @@
+"""Proves the kernels on a device: every algorithm that serves a case, run on it and held against float64.
+
+A ``Case`` is one backward pass with its arrays: from a file such as a captured training step, or made up for a problem.
+``run_checks`` returns plain records, one for each run; the command line prints them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from . import reference
+from .accuracy import BLOCK, FLOAT32_FACTOR, RELATIVE, Expected, Judgement, expected
+from .algorithms import REFUSALS
+from .arrays import attention_backward
+from .cases import F32, Case, synthetic_cases
+from .device import Device, default_device
+from .errors import ArgumentError, UnservedProblemError, WgslAttentionError
+from .plan import plan
+from .problem import Problem
+from .reference import Gradients
+from .rope import record_rope_backward
+
+ROPE_OFFSETS = (0, 100_000)
+"""First positions at which rotary embedding is checked; a float32 angle is wrong in the third digit at the second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One run of one case: an algorithm (or ``"rope"``) with one input, and how right each gradient came out.
+
+    ``status`` is ``"pass"``, ``"fail"``, ``"refused"`` (the algorithm does not serve the case on this device, while another
+    does) or ``"baseline"`` (somebody's float32, judged for comparison only). ``reason`` says why, where something is
+    refused or gave no gradients. ``variants`` are the kernels that ran, in order.
+    """
+
+    case: str
+    problem: str
+    algorithm: str
+    given: str
+    status: Literal["pass", "fail", "refused", "baseline"]
+    judgements: tuple[Judgement, ...] = ()
+    variants: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.status != "fail"
+
+
+def run_checks(
+    cases: Iterable[Case] | None = None,
+    *,
+    device: Device | None = None,
+    algorithm: str | None = None,
+    progress: Callable[[str], None] = lambda doing: None,
+) -> list[Check]:
+    """Runs every algorithm (or one) on every case, each with the forward pass's lse and with the exact one, then RoPE.
+
+    ``cases`` defaults to ``synthetic_cases()``, ``device`` to the process's shared one. A kernel that the device's compiler
+    or driver fails on is a failed check; a case that no algorithm serves fails too. ``progress`` is told what is being done.
+    Raises ``ArgumentError`` for an unknown algorithm and ``DeviceError`` where there is no device at all.
+    """
+    if algorithm is not None and algorithm not in REFUSALS:
+        raise ArgumentError("algorithm", repr(algorithm), f"one of {', '.join(REFUSALS)}")
+    device = device or default_device()
+    checks: list[Check] = []
+    for case in synthetic_cases() if cases is None else cases:
+        progress(f"{case.name}: the float64 reference")
+        right = expected(case.problem, case.q, case.k, case.v, case.d_o, **case.options)
+        exact = reference.forward(case.problem, case.q, case.k, case.v, **case.options)[1].astype(np.float32)
+        # The step's own o goes with its own lse; without an o a kernel must find D for itself.
+        inputs = ((case.lse_name, case.lse, case.o), ("exact lse", exact, None))
+        found: list[Check] = []
+        for name in REFUSALS if algorithm is None else (algorithm,):
+            for given, lse, o in inputs:
+                progress(f"{case.name}: {name}, {given}")
+                found.append(_run(case, device, name, given, lse, o, right.judge))
+                if found[-1].status == "refused":
+                    break  # whatever the lse
+        if all(check.status == "refused" for check in found):
+            found = [_record(case, c.algorithm, c.given, "fail", reason=c.reason) for c in found]
+        judged = right.judge(case.float32).judgements
+        found.append(_record(case, case.float32_name, "", "baseline", judgements=judged))
+        if case.problem.head_dim % 2 == 0:
+            for offset in ROPE_OFFSETS:
+                progress(f"{case.name}: rotary embedding from position {offset}")
+                found.append(_run_rope(case, device, right.gradients, offset))
+        checks += found
+    return checks
+
+
+def _record(
+    case: Case, algorithm: str, given: str, status: Literal["pass", "fail", "refused", "baseline"], **rest: Any
+) -> Check:
+    return Check(case=case.name, problem=str(case.problem), algorithm=algorithm, given=given, status=status, **rest)
+
+
+def _run(
+    case: Case,
+    device: Device,
+    algorithm: str,
+    given: str,
+    lse: F32,
+    o: F32 | None,
+    judge: Callable[[Gradients], Any],
+) -> Check:
+    fields: dict[str, Any] = {f: getattr(case.problem, f) for f in ("q_len", "kv_len", "heads", "kv_heads", "head_dim")}
+    fields |= {"batch": case.problem.batch, "v_head_dim": case.problem.v_head_dim, "mask": case.problem.mask}
+    variants: tuple[str, ...] = ()
+    try:
+        chosen = plan(Problem(**fields, given="none" if o is None else "o"), device, algorithm=algorithm)
+        variants = tuple(variant.name for variant in chosen.recipe.variants)
+        got = attention_backward(
+            case.q,
+            case.k,
+            case.v,
+            case.d_o,
+            lse,
+            o=o,
+            mask=case.problem.mask,
+            scale=case.scale,
+            doc_start=case.doc_start,
+            device=device,
+            algorithm=algorithm,
+        )
+    except UnservedProblemError as error:
+        return _record(case, algorithm, given, "refused", reason="; ".join(error.reasons))
+    except WgslAttentionError as error:
+        return _record(case, algorithm, given, "fail", reason=str(error), variants=variants)
+    verdict = judge(Gradients(d_q=got.d_q, d_k=got.d_k, d_v=got.d_v))
+    status: Literal["pass", "fail"] = "pass" if verdict.ok else "fail"
+    return _record(case, algorithm, given, status, judgements=verdict.judgements, variants=variants)
+
+
+def _run_rope(case: Case, device: Device, gradients: Gradients, offset: int) -> Check:
+    """Both RoPE kernels, on the right d_q and d_k in float32."""
+    judgements = []
+    given = f"from {offset}"
+    variants = ("rope_q_backward", "rope_k_backward")
+    try:
+        for tensor, name in (("q", "d_q"), ("k", "d_k")):
+            d_x = getattr(gradients, name).astype(np.float32)
+            batch, seq, heads, head_dim = d_x.shape
+            buffer = device.storage(d_x, label=name)
+            with device.guard("running rotary embedding backward"):
+                encoder = device.raw.create_command_encoder()
+                record_rope_backward(
+                    device,
+                    encoder,
+                    buffer,
+                    batch=batch,
+                    seq=seq,
+                    heads=heads,
+                    head_dim=head_dim,
+                    offset=offset,
+                    tensor=tensor,  # type: ignore[arg-type]
+                )
+                device.raw.queue.submit([encoder.finish()])
+            got = np.frombuffer(device.read(buffer, d_x.nbytes), np.float32).reshape(d_x.shape)
+            judgements.append(judge_rope(name, got, d_x, offset))
+    except WgslAttentionError as error:
+        return _record(case, "rope", given, "fail", reason=str(error), variants=variants)
+    status: Literal["pass", "fail"] = "pass" if all(j.ok for j in judgements) else "fail"
+    return _record(case, "rope", given, status, judgements=tuple(judgements), variants=variants)
+
+
+def judge_rope(name: str, got: F32, d_x: F32, offset: int) -> Judgement:
+    """Rotary embedding by the rule of ``accuracy``, row by row: a rotation mixes only pairs, so rows need no blocks."""
+    right = reference.rope_backward(d_x, offset=offset)
+    single = reference.rope_backward(d_x, offset=offset, dtype=np.float32)
+    with np.errstate(invalid="ignore", over="ignore"):
+        difference = np.abs(got.astype(np.float64) - right)
+        allowed = FLOAT32_FACTOR * np.abs(single - right).max(axis=3) + RELATIVE * np.abs(right).max(axis=3)
+        error = difference.max(axis=3)
+        multiple = np.divide(error, allowed, out=np.where(error > 0, np.inf, 0.0), where=allowed > 0)
+        multiple = np.where(np.isfinite(got).all(axis=3), multiple, np.inf)
+        norm = float(np.linalg.norm(right))
+        relative = float(np.linalg.norm(difference)) / norm if norm else float(error.max())
+    batch, row, head = (int(n) for n in np.unravel_index(np.argmax(multiple), multiple.shape))
+    return Judgement(
+        name=name,
+        multiple=float(multiple[batch, row, head]),
+        relative_error=relative,
+        batch=batch,
+        head=head,
+        rows=(row, row + 1),
+        reason="" if np.isfinite(got[batch, row, head]).all() else "not finite",
+    )
