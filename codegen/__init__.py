@@ -21,6 +21,7 @@ from .errors import (
 from .plan import Plan, plan
 from .problem import Mask, Problem
 from .profile import PROFILES, DeviceProfile, Limits
+from .render import render
 from .rope import record_rope_backward
 from .select import Selection, select
 from .variant import RenderedVariant, Variant
@@ -59,10 +60,3 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
-
-
-def render(variant: Variant) -> RenderedVariant:
-    """Any variant's WGSL and facts, on demand; raises ``VariantError`` where its rules refuse the parameters."""
-    from .render import render as render_variant
-
-    return render_variant(variant)

@@ -19,12 +19,14 @@ from .kernels import (
     RopeQBackward,
 )
 from .problem import MAX_HEAD_DIM
+from .tiled import AttentionIntervals, AttentionReduce, AttentionRows
+from .tiles import LAYOUTS, choice
 from .variant import Variant
 
-HEAD_DIMS = (32, 64, 80, 96, 128)
-"""Head dims with variants of their own; the others are served by *at most* variants."""
-BOUNDS: tuple[tuple[int, bool], ...] = (*((d, False) for d in HEAD_DIMS), (MAX_HEAD_DIM, True))
-FEW_BOUNDS: tuple[tuple[int, bool], ...] = ((64, False), (128, False), (MAX_HEAD_DIM, True))
+HEAD_DIMS = (32, 64, 80, 96, 128, 256)
+"""Head dims with tiled variants of their own; in a browser the others are served by *at most* variants."""
+BOUNDS: tuple[tuple[int, bool], ...] = ((64, False), (128, False), (MAX_HEAD_DIM, True))
+"""(head_dim, at most) of the reference's kernels, which are the fall-back."""
 COMPAT_WG = 128
 """Compatibility mode allows 128 threads."""
 MAX_SEQS = (512, 1024)
@@ -33,7 +35,7 @@ MAX_SEQS = (512, 1024)
 def _streaming() -> Iterator[Variant]:
     for mask in MASKS:
         documents = mask.startswith("documents")
-        for head_dim, at_most in BOUNDS if mask in SHORT_MASKS else FEW_BOUNDS:
+        for head_dim, at_most in BOUNDS:
             for seg_uniform in (False, True) if documents else (False,):
                 yield AttentionBackward(wg=256, head_dim=head_dim, at_most=at_most, mask=mask, seg_uniform=seg_uniform)
         # Nine storage buffers never fit compatibility mode, so documents come as a uniform there.
@@ -54,6 +56,25 @@ def _short() -> Iterator[Variant]:
             yield AttentionBackwardShortDkdv(wg=256, head_dim=head_dim, at_most=at_most, mask=mask)
 
 
+def _tiled() -> Iterator[Variant]:
+    spans = set()
+    for layout in LAYOUTS.values():
+        for head_dim in HEAD_DIMS:
+            chosen = choice(layout, head_dim)
+            yield from (chosen.scores, chosen.dkdv, chosen.dq)
+            spans.add((chosen.scores.rows, chosen.scores.span * chosen.scores.cols))
+    fallback = choice(LAYOUTS["16k"], MAX_HEAD_DIM, at_most=True)
+    yield from (fallback.scores, fallback.dkdv, fallback.dq)
+    for rows, span_keys in sorted(spans):
+        for given in ("", "o", "delta"):
+            yield AttentionRows(wg=64, rows=rows, span_keys=span_keys, given=given)
+    for rows in sorted({rows for rows, _ in spans}):
+        for documents in ("", "documents", "wholedocuments"):
+            for kv_lengths in (False, True):
+                yield AttentionIntervals(rows=rows, documents=documents, kv_lengths=kv_lengths)
+    yield AttentionReduce(wg=256)
+
+
 def _rope() -> Iterator[Variant]:
     for wg in (64, 256):
         yield RopeQBackward(wg=wg)
@@ -63,7 +84,5 @@ def _rope() -> Iterator[Variant]:
 @functools.cache
 def checked_in() -> dict[str, Variant]:
     """The variants in ``generated/``, by name, sorted."""
-    variants = [*_streaming(), *_short(), *_rope()]
-    by_name = {variant.name: variant for variant in variants}
-    assert len(by_name) == len(variants), "two variants of one name"
-    return dict(sorted(by_name.items()))
+    variants = (*_streaming(), *_short(), *_tiled(), *_rope())
+    return dict(sorted({variant.name: variant for variant in variants}.items()))

@@ -7,7 +7,7 @@ A ``Case`` is one backward pass with its arrays: from a file such as a captured 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,11 +16,10 @@ from . import reference
 from .accuracy import BLOCK, FLOAT32_FACTOR, RELATIVE, Expected, Judgement, expected
 from .algorithms import REFUSALS
 from .arrays import attention_backward
-from .cases import F32, Case, synthetic_cases
 from .device import Device, default_device
 from .errors import ArgumentError, UnservedProblemError, WgslAttentionError
+from .gradcases import F32, Case, synthetic_cases
 from .plan import plan
-from .problem import Problem
 from .reference import Gradients
 from .rope import record_rope_backward
 
@@ -76,11 +75,12 @@ def run_checks(
         inputs = ((case.lse_name, case.lse, case.o), ("exact lse", exact, None))
         found: list[Check] = []
         for name in REFUSALS if algorithm is None else (algorithm,):
+            bounds = chained(case, right) if name == "streaming" else right
+            runs = []
             for given, lse, o in inputs:
                 progress(f"{case.name}: {name}, {given}")
-                found.append(_run(case, device, name, given, lse, o, right.judge))
-                if found[-1].status == "refused":
-                    break  # whatever the lse
+                runs.append(_run(case, device, name, given, lse, o, bounds))
+            found += runs if any(run.status != "refused" for run in runs) else runs[:1]
         if all(check.status == "refused" for check in found):
             found = [_record(case, c.algorithm, c.given, "fail", reason=c.reason) for c in found]
         judged = right.judge(case.float32).judgements
@@ -106,13 +106,11 @@ def _run(
     given: str,
     lse: F32,
     o: F32 | None,
-    judge: Callable[[Gradients], Any],
+    right: Expected,
 ) -> Check:
-    fields: dict[str, Any] = {f: getattr(case.problem, f) for f in ("q_len", "kv_len", "heads", "kv_heads", "head_dim")}
-    fields |= {"batch": case.problem.batch, "v_head_dim": case.problem.v_head_dim, "mask": case.problem.mask}
     variants: tuple[str, ...] = ()
     try:
-        chosen = plan(Problem(**fields, given="none" if o is None else "o"), device, algorithm=algorithm)
+        chosen = plan(replace(case.problem, given="none" if o is None else "o"), device, algorithm=algorithm)
         variants = tuple(variant.name for variant in chosen.recipe.variants)
         got = attention_backward(
             case.q,
@@ -131,9 +129,42 @@ def _run(
         return _record(case, algorithm, given, "refused", reason="; ".join(error.reasons))
     except WgslAttentionError as error:
         return _record(case, algorithm, given, "fail", reason=str(error), variants=variants)
-    verdict = judge(Gradients(d_q=got.d_q, d_k=got.d_k, d_v=got.d_v))
+    verdict = right.judge(Gradients(d_q=got.d_q, d_k=got.d_k, d_v=got.d_v))
     status: Literal["pass", "fail"] = "pass" if verdict.ok else "fail"
     return _record(case, algorithm, given, status, judgements=verdict.judgements, variants=variants)
+
+
+def chained(case: Case, right: Expected) -> Expected:
+    """The bounds for the streaming kernel, whose contract is to add a key's terms to memory one after another.
+
+    There are q_len · group of them, where the rule's float32 computation sums in blocks of 64 queries: on normal noise of
+    1500 queries and a group of 4 that alone made d_k and d_v 3.0 times what the rule allows. So their bound is never below
+    what the same chain of float32 additions is off by, with the rule's own factor; d_q's is the rule's.
+    """
+    p, gradients, tolerances = case.problem, right.gradients, right.tolerances
+    q, k, v, d_o = (x.astype(np.float64) for x in (case.q, case.k, case.v, case.d_o))
+    scale = p.head_dim**-0.5 if case.scale is None else case.scale
+    lo, hi = reference.key_intervals(p, doc_start=case.doc_start)
+    lse = reference.forward(p, q, k, v, **case.options)[1]
+    chains = {"d_k": np.zeros(k.shape, np.float32), "d_v": np.zeros(v.shape, np.float32)}
+    for b, i in np.ndindex(p.batch, p.q_len):
+        seen = slice(lo[b, i], hi[b, i])
+        for h in range(p.heads if lo[b, i] < hi[b, i] else 0):
+            kv = h // p.group
+            probability = np.exp(scale * k[b, seen, kv] @ q[b, i, h] - lse[b, i, h])
+            d_p = v[b, seen, kv] @ d_o[b, i, h]
+            d_s = (scale * probability * (d_p - probability @ d_p)).astype(np.float32)
+            chains["d_k"][b, seen, kv] += d_s[:, None] * case.q[b, i, h]
+            chains["d_v"][b, seen, kv] += probability.astype(np.float32)[:, None] * case.d_o[b, i, h]
+    bounds = {"d_q": tolerances.d_q}
+    for name, chain in chains.items():
+        error, bound = np.abs(chain - getattr(gradients, name)).max(axis=3), getattr(tolerances, name)
+        allowed = np.zeros_like(bound)
+        for start in range(0, p.kv_len, BLOCK):
+            rows = slice(min(start, max(0, p.kv_len - BLOCK)), start + BLOCK)
+            allowed[:, start : start + BLOCK] = FLOAT32_FACTOR * error[:, rows].max(axis=1, keepdims=True)
+        bounds[name] = np.where(bound > 0, np.maximum(bound, allowed), 0.0)
+    return Expected(gradients=gradients, tolerances=Gradients(**bounds))
 
 
 def _run_rope(case: Case, device: Device, gradients: Gradients, offset: int) -> Check:

@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from . import catalog, manifest
-from .algorithms import Recipe, Step
 from .device import Device, Pipeline, default_device
 from .errors import ArgumentError, GpuBufferError, UnservedProblemError
 from .kernels import SEG_UNIFORM_POSITIONS
 from .problem import GRADIENTS, Problem
+from .recipe import Recipe, Step
 from .select import Selection, select
 from .variant import Binding, RenderedVariant, Variant
 
@@ -28,11 +28,16 @@ COPY_SRC, COPY_DST, UNIFORM, STORAGE = 4, 8, 64, 128
 
 def rendered(variant: Variant) -> RenderedVariant:
     """The variant's text and facts: from ``generated/`` where it is checked in, else rendered now (which needs Jinja2)."""
-    if variant.name in catalog.checked_in() and variant.name in manifest.entries():
+    if is_checked_in(variant) and variant.name in manifest.entries():
         return manifest.load(variant.name)
     from .render import render
 
     return render(variant)
+
+
+def is_checked_in(variant: Variant) -> bool:
+    """Whether the variant has passed validation on every compiler, and so may run without runtime checks."""
+    return variant.name in catalog.checked_in()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ class Plan:
         self.device = device
         self._steps: list[tuple[Step, Pipeline, tuple[int, int, int]]] = []
         for step in recipe.steps:
-            pipeline = device.pipeline(rendered(step.variant), trusted=True)
+            pipeline = device.pipeline(rendered(step.variant), trusted=is_checked_in(step.variant))
             self._steps.append((step, pipeline, step.workgroups(self.problem)))
         self._sizes = {name: size for name, size in recipe.buffer_bytes().items() if name not in recipe.scratch}
         bindings = [b for step in recipe.steps for b in step.variant.bindings]

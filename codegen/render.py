@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 import re
 from importlib.resources import files
-
-import jinja2
+from typing import TYPE_CHECKING
 
 from .variant import RenderedVariant, Variant
+
+if TYPE_CHECKING:
+    import jinja2
 
 
 def _load(path: str) -> str | None:
@@ -21,6 +23,8 @@ def _load(path: str) -> str | None:
 @functools.cache
 def environment() -> jinja2.Environment:
     """The one environment that every template is rendered in; a misspelt name is an error, not an empty string."""
+    import jinja2  # here, since the package's own import of this module must do without it
+
     return jinja2.Environment(
         loader=jinja2.FunctionLoader(_load),
         undefined=jinja2.StrictUndefined,

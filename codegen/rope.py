@@ -54,9 +54,14 @@ def record_rope_backward(
     need = 4 * batch * seq * heads * head_dim
     if need // 4 >= 2**32:
         raise ArgumentError("buffer", f"{need // 4} elements", "fewer than 2³², which a 32-bit index reaches")
+    if not hasattr(found, "usage") or not hasattr(found, "size"):
+        raise GpuBufferError("d_x", f"a {type(found).__name__}", "a GPU buffer, or (buffer, offset, size)")
+    alignment = device.profile.limits.min_storage_buffer_offset_alignment
+    if start < 0 or start % alignment:
+        raise GpuBufferError("d_x", f"an offset of {start}", f"a multiple of {alignment}")
     size = found.size - start if size is None else size
     if size < need or start + need > found.size:
-        raise GpuBufferError("d_x", f"{size} bytes", f"at least {need}")
+        raise GpuBufferError("d_x", f"{min(size, found.size - start)} bytes", f"at least {need}")
     if not found.usage & STORAGE:
         raise GpuBufferError("d_x", f"usage {found.usage}", "a buffer made with STORAGE")
     wg = 256 if device.profile.limits.max_compute_invocations_per_workgroup >= 256 else 64

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from . import algorithms, catalog
-from .algorithms import Recipe
+from . import algorithms, catalog, tiled_recipe, tiles
 from .errors import ArgumentError
 from .kernels import SEG_UNIFORM_POSITIONS, AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
-from .problem import Problem
+from .problem import MAX_HEAD_DIM, Problem
 from .profile import DeviceProfile
+from .recipe import Recipe
 
 MAX_REFUSALS = 6
 """Refused variants that are named for one algorithm; the rest are counted."""
@@ -41,11 +41,12 @@ class Selection:
             names = " + ".join(variant.name for variant in recipe.variants)
             scratch = sum(recipe.scratch.values())
             lines.append(f"{'chosen' if rank == 0 else 'next'}: {recipe.algorithm}: {names}")
-            for step in recipe.steps if rank == 0 else ():
-                x, y, z = step.workgroups(self.problem)
-                v = step.variant
+            for v in recipe.variants if rank == 0 else ():
+                steps = [step for step in recipe.steps if step.variant == v]
+                x, y, z = steps[0].workgroups(self.problem)
+                times = f"{len(steps)} times " if len(steps) > 1 else ""
                 lines.append(
-                    f"  {v.kernel}: {x} × {y} × {z} workgroups of {v.workgroup_size} threads, "
+                    f"  {v.kernel}: {times}{x} × {y} × {z} workgroups of {v.workgroup_size} threads, "
                     f"{v.workgroup_bytes} bytes of workgroup memory (of {self.profile.limits.max_compute_workgroup_storage_size})"
                 )
             lines.append(f"  scratch: {scratch / 2**20:.1f} MiB" if scratch else "  scratch: none")
@@ -72,14 +73,14 @@ def select(problem: Problem, profile: DeviceProfile, *, algorithm: str | None = 
 def _select(problem: Problem, profile: DeviceProfile, algorithm: str | None, guard: str) -> Selection:
     candidates: list[Recipe] = []
     refusals: list[str] = []
-    for name in [algorithm] if algorithm else order(problem):
+    for name in [algorithm] if algorithm else ORDER:
         reason = algorithms.REFUSALS[name](problem)
         if reason:
             refusals.append(reason)
             continue
         refused: dict[str, None] = {}
         fitting = []
-        for recipe in CANDIDATES[name](problem, guard):
+        for recipe in CANDIDATES[name](problem, profile, guard):
             reasons = recipe.refusals(profile)
             if reasons:
                 refused.update(dict.fromkeys(reasons))
@@ -94,9 +95,30 @@ def _select(problem: Problem, profile: DeviceProfile, algorithm: str | None, gua
     return Selection(problem=problem, profile=profile, candidates=tuple(candidates), refusals=tuple(refusals))
 
 
-def order(problem: Problem) -> tuple[str, ...]:
-    """The algorithms, the one that should be fastest first."""
-    return ("short", "streaming")
+ORDER = ("tiled", "short", "streaming")
+"""The algorithms, the one that should be fastest first: so measured on an H200 and on llvmpipe at every length tried."""
+
+LARGE_GRID = 1024
+"""From so many blocks of 128 queries × 128 keys on, the largest blocks are the fastest; below, small ones fill the device."""
+
+
+def _tiled(problem: Problem, profile: DeviceProfile, guard: str) -> Iterator[Recipe]:
+    grid = problem.batch * problem.heads * -(-problem.q_len // 128) * -(-problem.kv_len // 128)
+    names = ("48k", "32k", "16k") if grid >= LARGE_GRID and not profile.software else ("16k", "32k", "48k")
+    limit = min(profile.limits.max_storage_buffer_binding_size, profile.limits.max_buffer_size)
+    for at_most in (False, True):
+        for name in names if not at_most else ("16k",):
+            if at_most:
+                chosen = tiles.choice(tiles.LAYOUTS[name], MAX_HEAD_DIM, at_most=True, guard=guard)
+            else:
+                chosen = tiles.choice(tiles.LAYOUTS[name], problem.head_dim, problem.v_head_dim, guard=guard)
+            budget = min(chosen.budget, limit)
+            parts = SOFTWARE_PARTS if profile.software else chosen.parts
+            yield tiled_recipe.tiled(problem, replace(chosen, budget=budget, parts=parts))
+
+
+SOFTWARE_PARTS = 16
+"""Workgroups that keep a processor's cores busy."""
 
 
 def _bounds(problem: Problem) -> tuple[tuple[int, bool], ...]:
@@ -112,7 +134,7 @@ def _positions(problem: Problem) -> int:
     return problem.batch * problem.q_len
 
 
-def _streaming(problem: Problem, guard: str) -> Iterator[Recipe]:
+def _streaming(problem: Problem, profile: DeviceProfile, guard: str) -> Iterator[Recipe]:
     for mask in algorithms.mask_modes(problem):
         for head_dim, at_most in _bounds(problem):
             for wg in (256, catalog.COMPAT_WG):
@@ -124,7 +146,7 @@ def _streaming(problem: Problem, guard: str) -> Iterator[Recipe]:
                         yield algorithms.streaming(problem, v)
 
 
-def _short(problem: Problem, guard: str) -> Iterator[Recipe]:
+def _short(problem: Problem, profile: DeviceProfile, guard: str) -> Iterator[Recipe]:
     masks = [mask for mask in algorithms.mask_modes(problem) if mask in ("full", "causal", "documents")]
     max_seqs = [length for length in catalog.MAX_SEQS if length >= problem.kv_len]
     for mask in masks:
@@ -154,4 +176,8 @@ def _short(problem: Problem, guard: str) -> Iterator[Recipe]:
                             yield algorithms.short(problem, main, dkdv)
 
 
-CANDIDATES: dict[str, Callable[[Problem, str], Iterable[Recipe]]] = {"short": _short, "streaming": _streaming}
+CANDIDATES: dict[str, Callable[[Problem, DeviceProfile, str], Iterable[Recipe]]] = {
+    "tiled": _tiled,
+    "short": _short,
+    "streaming": _streaming,
+}

@@ -16,7 +16,8 @@ from fractions import Fraction
 from .errors import ArgumentError
 from .uniformity import divergences
 from .variant import RenderedVariant
-from .wgsl_text import Module, Token, parse, round_up, spell, tokenize
+from .wgsl_lexer import Token, spell, tokenize
+from .wgsl_text import Module, parse, round_up
 
 MAX_F32 = Fraction(2**24 - 1) * 2**104
 MAX_F16 = Fraction(65504)

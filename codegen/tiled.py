@@ -19,6 +19,7 @@ from .variant import Binding, Count, Dispatch, Rule, Serves, Variant, WorkgroupA
 ALL_MASKS = ("full", "causal", "documents", "window", "prefix")
 SIZES = ("q_len:u32", "kv_len:u32", "heads:u32", "kv_heads:u32", "head_dim:u32", "v_head_dim:u32")
 STRIP = ("slot_first:u32", "row_first:u32", "strip_rows:u32", "key_stride:u32")
+PARTS = ("head_parts:u32", "query_parts:u32")
 MASK_SHIFTS = ("lo_shift:i32", "hi_shift:i32", "prefix:i32", "prefix_shift:i32")
 
 DIM_RULE = Rule(
@@ -51,7 +52,9 @@ class AttentionIntervals(Variant):
     template: ClassVar[str] = "tiled/attention_intervals.wgsl.j2"
 
     rows: int = param("rows", "queries of a block", values=(16, 32, 64, 128, 256))
-    documents: str = param("", "bounds of a document: none, its start, or both", values=("", "documents", "wholedocuments"), default="")
+    documents: str = param(
+        "", "bounds of a document: none, its start, or both", values=("", "documents", "wholedocuments"), default=""
+    )
     kv_lengths: bool = param("kvlengths", "each batch entry has its own number of keys", values=(False, True), default=False)
 
     @property
@@ -194,7 +197,8 @@ class AttentionScores(_TiledVariant):
 class AttentionRows(Variant):
     """For each row of a strip, what P is to be multiplied with (1/Σ P where only rounding keeps it from 1) and D.
 
-    D is Σ P·dP / Σ P, or with ``given`` rowsum(d_o∘o), or the caller's. A thread owns a row.
+    D is Σ P·dP / Σ P, which is more accurate than rowsum(d_o∘o) as long as the lse covers just these keys; where it covers
+    more and ``given`` is ``o``, D is rowsum(d_o∘o). With ``delta`` it is the caller's. A thread owns a row.
     """
 
     kernel: ClassVar[str] = "attention_rows"
@@ -245,7 +249,9 @@ class AttentionDkdv(_TiledVariant):
     rules: ClassVar[tuple[Rule, ...]] = (
         DIM_RULE,
         THREADS_RULE,
-        Rule(lambda v: v.row_reg % 4 == 0 and v.col_reg % 4 == 0, "register tiles of {row_reg} × {col_reg}; want multiples of 4"),
+        Rule(
+            lambda v: v.row_reg % 4 == 0 and v.col_reg % 4 == 0, "register tiles of {row_reg} × {col_reg}; want multiples of 4"
+        ),
         Rule(lambda v: v.query_rows % v.chunk == 0, "chunks of {chunk} queries do not divide blocks of {query_rows}"),
     )
 
@@ -261,7 +267,7 @@ class AttentionDkdv(_TiledVariant):
             _storage(4, "intervals", "vec2<i32>"),
             _storage(5, "d_k", self.element, access="read_write"),
             _storage(6, "d_v", self.element, access="read_write"),
-            _call(7, *SIZES, "scale:f32", *STRIP, "batch:u32", "parts:u32", "add_k:u32", "add_v:u32"),
+            _call(7, *SIZES, "scale:f32", *STRIP, "strip_slots:u32", "batch:u32", *PARTS, "add_k:u32", "add_v:u32"),
         )
 
     @property
@@ -276,7 +282,7 @@ class AttentionDkdv(_TiledVariant):
     @property
     def dispatch(self) -> Dispatch:
         return Dispatch(
-            x=Count(factors=("strip_kv_slots", "parts")),
+            x=Count(factors=("strip_kv_slots", "head_parts", "query_parts")),
             y=Count(factors=("kv_len",), divisor=self.rows),
             z=Count(factors=("widest_head_dim",), divisor=self.cols),
         )
@@ -318,7 +324,7 @@ class AttentionDq(_TiledVariant):
             _storage(2, "row_terms", "vec2<f32>"),
             _storage(3, "intervals", "vec2<i32>"),
             _storage(4, "d_q", self.element, access="read_write"),
-            _call(5, *SIZES, "scale:f32", *STRIP, "batch:u32", "add_q:u32"),
+            _call(5, *SIZES, "scale:f32", *STRIP, "batch:u32", "key_parts:u32", "add_q:u32"),
         )
 
     @property
@@ -331,7 +337,7 @@ class AttentionDq(_TiledVariant):
     @property
     def dispatch(self) -> Dispatch:
         return Dispatch(
-            x=Count(factors=("strip_slots",)),
+            x=Count(factors=("strip_slots", "key_parts")),
             y=Count(factors=("strip_rows",), divisor=self.rows),
             z=Count(factors=("head_dim",), divisor=self.cols),
         )

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .wgsl_text import Function, Module, Statement, Token, split
+from .wgsl_lexer import Token, split
+from .wgsl_text import Function, Module, Statement
 
 BARRIERS = frozenset({"workgroupBarrier", "storageBarrier", "textureBarrier", "workgroupUniformLoad"})
 UNIFORM_BUILTINS = frozenset({"workgroup_id", "num_workgroups"})

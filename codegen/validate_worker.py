@@ -1,6 +1,6 @@
 """One column of validate's matrix, in a process of its own: compiles variants on one driver and executes them.
 
-``python -m wgsl_attention.validate_worker BACKEND ADAPTER`` answers each line of JSON on its standard input with one on its
+``python -m wgsl_attention.validate_worker BACKEND ADAPTER LIMITS`` answers each line of JSON on its standard input with one on its
 standard output. The driver is chosen by the environment that the parent gives it. A crash or a hang in here ends this
 process and nothing else.
 
@@ -23,7 +23,6 @@ import numpy as np
 
 from . import backends, cases, reference
 from .accuracy import Verdict
-from .algorithms import Recipe
 from .cases import Run
 from .device import Device, Pipeline, open_device
 from .errors import ArgumentError, DeviceError, WgslAttentionError
@@ -31,9 +30,11 @@ from .manifest import smallest_profile, variant_of
 from .plan import Plan, pack_words, rendered
 from .problem import GRADIENTS
 from .profile import PROFILES, builtin_profile
+from .recipe import Recipe
 from .reference import Gradients
 from .rope import rope_ratio
 from .select import Selection
+from .toolchains import LIMITS
 from .variant import RenderedVariant, Variant
 
 DEFAULT = "webgpu-default"
@@ -57,11 +58,13 @@ class TextDevice(Device):
 
 
 class Worker:
-    """The devices of one driver, opened as variants need them: WebGPU's default limits where those are enough."""
+    """The devices of one driver, opened as variants need them: with ``limits`` "default" no larger than they have to be, with
+    "adapter" all alike."""
 
-    def __init__(self, backend: str, adapter: str) -> None:
+    def __init__(self, backend: str, adapter: str, limits: str) -> None:
         self.backend = backend
         self.adapter = adapter
+        self.limits = limits
         self.texts: dict[str, RenderedVariant] = {}
         self._devices: dict[tuple[str, frozenset[str]], TextDevice | None] = {}
 
@@ -81,7 +84,11 @@ class Worker:
 
     def open(self) -> dict[str, Any]:
         """What the driver is; a software adapter is no answer where a GPU is asked for, nor OpenGL where Vulkan is."""
-        found = backends.choose(self.backend, self.adapter or None)
+        try:
+            found = backends.choose(self.backend, self.adapter or None)
+        except DeviceError as error:
+            finds_none = "no adapter:" in str(error) or "no adapter's" in str(error)
+            return {"ok": False, "message": f"{self.backend} finds no adapter of it" if finds_none else str(error)}
         if not self.adapter and found.profile.software:
             return {"ok": False, "message": f"no GPU: the best adapter of {self.backend} is {found.description}"}
         if found.graphics.lower() not in ("vulkan", "metal", "d3d12"):
@@ -92,7 +99,9 @@ class Worker:
     def device(self, variant: RenderedVariant | None) -> TextDevice | None:
         """A device with no more limits than the variant needs, else the adapter's own; None where neither holds it."""
         features = frozenset(variant.features) if variant else frozenset[str]()
-        least = variant and smallest_profile(dataclasses.replace(variant, features=()))
+        least = None
+        if variant is not None and self.limits == "default":
+            least = smallest_profile(dataclasses.replace(variant, features=()))
         names = list(PROFILES)
         if least is not None and names.index(least) < names.index(DEFAULT):
             least = DEFAULT
@@ -128,7 +137,9 @@ class Worker:
             return {"ok": False, "kind": "refused", "message": str(error)}
         made = time.perf_counter()
         groups = {
-            b.binding: device.uniform(np.zeros(_uniform_words(b.type), np.uint32)) if b.access == "uniform" else device.zeros(256)
+            b.binding: device.uniform(np.zeros(_uniform_words(b.type), np.uint32))
+            if b.access == "uniform"
+            else device.zeros(256)
             for b in variant.bindings
         }
         group = device.bind_group(pipeline, groups)
@@ -231,13 +242,13 @@ def _dispatch(encoder: Any, pipeline: Pipeline, group: Any, counts: tuple[int, i
 
 
 def _uniform_words(type_text: str) -> int:
-    """Words of a uniform whose type is a vec4 or an array of them."""
-    return 4 * int(type_text.rpartition(",")[2].strip(" >u")) if type_text.startswith("array") else 4
+    """Words that are enough for a uniform: an array of vec4, or a vec4 or a struct of no more than 64 words."""
+    return 4 * int(type_text.rpartition(",")[2].strip(" >u")) if type_text.startswith("array") else 64
 
 
 def main(argv: list[str]) -> int:
-    if len(argv) != 2:
-        raise ArgumentError("arguments", argv, "BACKEND ADAPTER")
+    if len(argv) != 3 or argv[2] not in LIMITS:
+        raise ArgumentError("arguments", argv, f"BACKEND ADAPTER {'|'.join(LIMITS)}")
     # Drivers print what they like; the answers keep a descriptor of their own.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

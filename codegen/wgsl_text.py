@@ -1,4 +1,4 @@
-"""Reads a WGSL text as far as the static checks need it: tokens, module-scope declarations, sizes of types, statements.
+"""Reads a WGSL text as far as the static checks need it: module-scope declarations, sizes of types, statements.
 
 No compiler is involved and nothing is judged here. The grammar covered is what kernels are written in; what it cannot read
 raises ``ArgumentError`` with the line.
@@ -11,22 +11,12 @@ import operator
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from .errors import ArgumentError
+from .wgsl_lexer import Reader, Token, spell, split, tokenize
 
-_TOKEN = re.compile(
-    r"0[xX][0-9a-fA-F.]+(?:[pP][+-]?\d+)?[iufh]?|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?[iufh]?|[A-Za-z_]\w*"
-    r"|<<=|>>=|->|\+\+|--|&&|\|\||[-+*/%&|^=!<>]=|[^\s\w]"
-)
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
 _SCALARS = {"f32": 4, "u32": 4, "i32": 4, "bool": 4, "f16": 2}
 _SHORT = {"f": "f32", "u": "u32", "i": "i32", "h": "f16"}
-
-
-class Token(NamedTuple):
-    text: str
-    line: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,26 +121,10 @@ def round_up(size: int, to: int) -> int:
     return -(-size // to) * to
 
 
-def tokenize(wgsl: str) -> tuple[Token, ...]:
-    """The tokens with their lines, comments left out."""
-    blank = _without_comments(wgsl)
-    tokens, line, at = [], 1, 0
-    for match in _TOKEN.finditer(blank):
-        line += blank.count("\n", at, match.start())
-        at = match.start()
-        tokens.append(Token(match[0], line))
-    return tuple(tokens)
-
-
-def spell(tokens: tuple[Token, ...] | list[Token]) -> str:
-    """Tokens as text, spaced in one way, so that texts can be compared."""
-    return re.sub(r",", ", ", "".join(token.text for token in tokens))
-
-
 def parse(wgsl: str) -> Module:
     """The module's declarations. Raises ``ArgumentError`` where the text does not read as WGSL."""
     module = Module(tokens=tokenize(wgsl))
-    reader = _Reader(module.tokens)
+    reader = Reader(module.tokens)
     while reader.more:
         attributes = reader.attributes()
         token = reader.take()
@@ -198,103 +172,12 @@ def _value(node: ast.expr, constants: Mapping[str, float | int]) -> float | int:
     raise KeyError(ast.dump(node))
 
 
-def split(tokens: tuple[Token, ...], separator: str = ",") -> list[tuple[Token, ...]]:
-    """The parts between separators that stand in no bracket and in no template list."""
-    parts, depth, current = [], 0, list[Token]()
-    for token in tokens:
-        depth += (token.text in "([{<") - (token.text in ")]}>")
-        if token.text == separator and depth == 0:
-            parts.append(tuple(current))
-            current = []
-        else:
-            current.append(token)
-    return [*parts, tuple(current)] if current else parts
-
-
-def _without_comments(wgsl: str) -> str:
-    """The text with spaces for comments; block comments nest."""
-    out, depth, at = [], 0, 0
-    while at < len(wgsl):
-        two = wgsl[at : at + 2]
-        if two == "/*" or (two == "*/" and depth):
-            depth += 1 if two == "/*" else -1
-            out.append("  ")
-            at += 2
-        elif two == "//" and not depth:
-            end = wgsl.find("\n", at)
-            at = len(wgsl) if end < 0 else end
-        else:
-            out.append(wgsl[at] if not depth or wgsl[at] == "\n" else " ")
-            at += 1
-    return "".join(out)
-
-
 def _template(text: str) -> tuple[str, list[str]]:
     """``array<vec4<f32>, 16>`` → ``array`` and its arguments as text."""
     tokens = tokenize(text)
     if len(tokens) < 2:
         return text.strip(), []
     return tokens[0].text, [spell(part) for part in split(tokens[2:-1])]
-
-
-class _Reader:
-    def __init__(self, tokens: tuple[Token, ...]) -> None:
-        self.tokens = tokens
-        self.at = 0
-
-    @property
-    def more(self) -> bool:
-        return self.at < len(self.tokens)
-
-    @property
-    def text(self) -> str:
-        return self.tokens[self.at].text if self.more else ""
-
-    def take(self, want: str = "") -> Token:
-        if not self.more or (want and self.text != want):
-            line = self.tokens[min(self.at, len(self.tokens) - 1)].line if self.tokens else 1
-            raise ArgumentError("wgsl", f"{self.text or 'the end'!r} in line {line}", repr(want) if want else "more text")
-        self.at += 1
-        return self.tokens[self.at - 1]
-
-    def group(self, opening: str) -> tuple[Token, ...]:
-        """What stands between the bracket here and the one that closes it."""
-        self.take(opening)
-        start, depth = self.at, 1
-        while depth:
-            text = self.take().text
-            depth += (text == opening) - (text == _CLOSING[opening])
-        return self.tokens[start : self.at - 1]
-
-    def until(self, *ends: str) -> tuple[Token, ...]:
-        """The tokens before the first of ``ends`` outside brackets; ``;`` is taken too, ``{`` is not."""
-        start, depth = self.at, 0
-        while depth or self.text not in ends:
-            text = self.take().text
-            depth += (text in "([{") - (text in ")]}")
-        found = self.tokens[start : self.at]
-        if self.text == ";":
-            self.at += 1
-        return found
-
-    def template(self) -> tuple[Token, ...]:
-        """What stands in the template list here, if there is one."""
-        if self.text != "<":
-            return ()
-        start, depth = self.at + 1, 0
-        while True:
-            text = self.take().text
-            depth += (text == "<") - (text == ">")
-            if not depth:
-                return self.tokens[start : self.at - 1]
-
-    def attributes(self) -> dict[str, tuple[Token, ...]]:
-        found = {}
-        while self.text == "@":
-            self.take()
-            name = self.take().text
-            found[name] = self.group("(") if self.text == "(" else ()
-        return found
 
 
 def _declaration(
@@ -332,7 +215,7 @@ def _declaration(
         )
 
 
-def _function(reader: _Reader, attributes: dict[str, tuple[Token, ...]], module: Module) -> None:
+def _function(reader: Reader, attributes: dict[str, tuple[Token, ...]], module: Module) -> None:
     name = reader.take()
     module.names.append(name)
     parameters = _parameters(reader.group("("))
@@ -342,7 +225,7 @@ def _function(reader: _Reader, attributes: dict[str, tuple[Token, ...]], module:
         name=name.text,
         line=name.line,
         parameters=tuple(parameters),
-        body=_statements(_Reader(reader.group("{"))),
+        body=_statements(Reader(reader.group("{"))),
         compute="compute" in attributes,
         workgroup_size=(*size, 1, 1)[:3] if size else (),
     )
@@ -351,7 +234,7 @@ def _function(reader: _Reader, attributes: dict[str, tuple[Token, ...]], module:
 def _parameters(tokens: tuple[Token, ...]) -> list[Parameter]:
     found = []
     for part in split(tokens):
-        reader = _Reader(part)
+        reader = Reader(part)
         builtin = spell(reader.attributes().get("builtin", ()))
         name = reader.take().text
         reader.take(":")
@@ -359,7 +242,7 @@ def _parameters(tokens: tuple[Token, ...]) -> list[Parameter]:
     return found
 
 
-def _statements(reader: _Reader) -> tuple[Statement, ...]:
+def _statements(reader: Reader) -> tuple[Statement, ...]:
     found = []
     while reader.more:
         reader.attributes()
@@ -370,11 +253,11 @@ def _statements(reader: _Reader) -> tuple[Statement, ...]:
     return tuple(found)
 
 
-def _block(reader: _Reader) -> tuple[Statement, ...]:
-    return _statements(_Reader(reader.group("{")))
+def _block(reader: Reader) -> tuple[Statement, ...]:
+    return _statements(Reader(reader.group("{")))
 
 
-def _statement(reader: _Reader) -> Statement:
+def _statement(reader: Reader) -> Statement:
     first = reader.tokens[reader.at]
     line = first.line
     if first.text == "{":

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from conftest import skip_without
 from wgsl_attention import accuracy, algorithms, reference
-from wgsl_attention.algorithms import Recipe
 from wgsl_attention.device import Device, open_device
 from wgsl_attention.kernels import AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
 from wgsl_attention.plan import Plan
 from wgsl_attention.problem import GRADIENTS, Mask, Problem
+from wgsl_attention.recipe import Recipe
 from wgsl_attention.reference import Gradients
 from wgsl_attention.select import Selection
 
@@ -95,7 +95,9 @@ class Inputs:
 
 def problem(mask: Mask, q_len: int, kv_len: int = 0, **sizes: Any) -> Problem:
     """A problem of small sizes: two heads over one kv head, head_dim 16."""
-    return Problem(**{"heads": 2, "kv_heads": 1, "head_dim": 16, "mask": mask, "q_len": q_len, "kv_len": kv_len or q_len, **sizes})
+    return Problem(
+        **{"heads": 2, "kv_heads": 1, "head_dim": 16, "mask": mask, "q_len": q_len, "kv_len": kv_len or q_len, **sizes}
+    )
 
 
 def documents(problem: Problem, lengths: list[int] | None = None, seed: int = 0) -> Array:
@@ -113,7 +115,9 @@ def documents(problem: Problem, lengths: list[int] | None = None, seed: int = 0)
     return np.array(rows, np.uint32)
 
 
-def inputs(problem: Problem, *, seed: int = 0, doc_start: Array | None = None, scale: float | None = None, **given: Any) -> Inputs:
+def inputs(
+    problem: Problem, *, seed: int = 0, doc_start: Array | None = None, scale: float | None = None, **given: Any
+) -> Inputs:
     """Normal noise, or the arrays that are ``given``; doc_start is random where the mask needs one and none is given."""
     rng = np.random.default_rng(seed)
     p = problem
@@ -166,7 +170,9 @@ class Run:
             if name in self.plan.buffers:
                 flat = np.ascontiguousarray(array).ravel()
                 tail = np.full(0 if padding is None else 64, 0 if padding is None else padding, np.float32)
-                buffers[name] = device.storage(np.concatenate([flat, tail.astype(flat.dtype) if flat.dtype.kind == "f" else tail.view(np.uint32)]))
+                buffers[name] = device.storage(
+                    np.concatenate([flat, tail.astype(flat.dtype) if flat.dtype.kind == "f" else tail.view(np.uint32)])
+                )
         shapes = {"d_q": given.q.shape, "d_k": given.k.shape, "d_v": given.v.shape}
         for name in GRADIENTS:
             buffers[name] = device.storage(np.array(np.broadcast_to(self.before.get(name, SENTINEL), shapes[name]), np.float32))
@@ -174,7 +180,9 @@ class Run:
         self.plan.record(encoder, buffers, given.scale)
         device.raw.queue.submit([encoder.finish()])
         assert problem.v_head_dim == problem.head_dim
-        return Gradients(**{n: np.frombuffer(device.read(buffers[n]), np.float32)[: np.prod(s)].reshape(s) for n, s in shapes.items()})
+        return Gradients(
+            **{n: np.frombuffer(device.read(buffers[n]), np.float32)[: np.prod(s)].reshape(s) for n, s in shapes.items()}
+        )
 
 
 def run(device: Device, recipe: Recipe, given: Inputs) -> Gradients:

@@ -1,0 +1,62 @@
+// attention_intervals_rows128: the keys [lo, hi) that each query sees, and for each block of 128 queries their hull.
+//
+//   lo_i = max(0, i + lo_shift)    hi_i = min(kv_len, i + hi_shift, max(prefix, i + prefix_shift))
+//
+// One workgroup owns block wg.x of batch entry wg.z, a thread for each query. The buffer holds the intervals,
+// [batch, query], then the hulls, [batch, block]: (least lo, greatest lo), (least hi, greatest hi).
+// An empty interval is (2³⁰, 0): it widens no hull, and no block that holds one counts as wholly visible.
+
+const ROWS: u32 = 128u;
+struct Call {
+    q_len: u32,
+    kv_len: u32,
+    lo_shift: i32,
+    hi_shift: i32,
+    prefix: i32,
+    prefix_shift: i32,
+}
+
+@group(0) @binding(0) var<uniform> call: Call;
+@group(0) @binding(1) var<storage, read_write> intervals: array<vec2<i32>>;
+
+// Workgroup memory: 2048 = 2048 bytes.
+var<workgroup> hull_tile: array<vec4<i32>, 128>;
+
+@compute @workgroup_size(128, 1, 1)
+fn attention_intervals(
+    @builtin(workgroup_id) workgroup: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) tid: u32,
+) {
+    let batch = workgroup.z;
+    let query = workgroup.x * ROWS + tid;
+    let i = i32(query);
+    let key_count = i32(call.kv_len);
+
+    var interval = vec2<i32>(1 << 30u, 0);
+    if (query < call.q_len) {
+        let lo = max(0, i + call.lo_shift);
+        var hi = min(min(key_count, i + call.hi_shift), max(call.prefix, i + call.prefix_shift));
+        if (lo < hi) {
+            interval = vec2<i32>(lo, hi);
+        }
+        intervals[batch * call.q_len + query] = interval;
+    }
+
+    // The block's hull, by halves
+    hull_tile[tid] = vec4<i32>(interval.xx, interval.yy);
+    workgroupBarrier();  // every query's interval is there
+    for (var stride = ROWS / 2u; stride > 0u; stride = stride / 2u) {
+        if (tid < stride) {
+            let a = hull_tile[tid];
+            let b = hull_tile[tid + stride];
+            hull_tile[tid] = vec4<i32>(min(a.x, b.x), max(a.y, b.y), min(a.z, b.z), max(a.w, b.w));
+        }
+        workgroupBarrier();  // this level is complete before the next reads it
+    }
+    if (tid == 0u) {
+        let at = workgroups.z * call.q_len + 2u * (batch * workgroups.x + workgroup.x);
+        intervals[at] = hull_tile[0].xy;
+        intervals[at + 1u] = hull_tile[0].zw;
+    }
+}

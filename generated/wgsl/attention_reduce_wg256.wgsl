@@ -1,0 +1,39 @@
+// attention_reduce_wg256: the sum of a gradient's parts, [part, element], in their order.
+//
+// A thread owns one element; thread number over x and y of the dispatch.
+
+const WG: u32 = 256u;
+struct Call {
+    count: u32,
+    parts: u32,
+    add: u32,
+}
+
+@group(0) @binding(0) var<storage, read> parts_of: array<f32>;
+@group(0) @binding(1) var<storage, read_write> total: array<f32>;
+@group(0) @binding(2) var<uniform> call: Call;
+
+fn is_finite(x: f32) -> bool {
+    return (bitcast<u32>(x) & 0x7f800000u) != 0x7f800000u;
+}
+
+fn guard_result(x: f32) -> f32 {
+    return select(0.0, x, is_finite(x));
+}
+
+@compute @workgroup_size(256, 1, 1)
+fn attention_reduce(@builtin(global_invocation_id) thread: vec3<u32>, @builtin(num_workgroups) workgroups: vec3<u32>) {
+    let i = thread.x + thread.y * workgroups.x * WG;
+    if (i >= call.count) {
+        return;
+    }
+    var sum = 0.0;
+    for (var part = 0u; part < call.parts; part++) {
+        sum += parts_of[part * call.count + i];
+    }
+    if (call.add != 0u) {
+        total[i] = total[i] + guard_result(sum);
+    } else {
+        total[i] = guard_result(sum);
+    }
+}
