@@ -55,16 +55,7 @@ class WorkgroupArray:
     @property
     def bytes(self) -> int:
         """Its size, rounded up to 16 as compilers lay it out."""
-        size = {
-            "f32": 4,
-            "u32": 4,
-            "i32": 4,
-            "atomic<u32>": 4,
-            "atomic<i32>": 4,
-            "vec2<f32>": 8,
-            "vec4<f32>": 16,
-            "vec4<i32>": 16,
-        }[self.type]
+        size = 4 * {"vec2": 2, "vec4": 4}.get(self.type[:4], 1)
         return -(-size * self.count // 16) * 16
 
 
