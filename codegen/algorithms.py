@@ -7,6 +7,7 @@ from collections.abc import Callable
 from .kernels import AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
 from .problem import Problem
 from .recipe import Recipe, Step
+from .tiled_rows import MAX_ALIBI_HEADS
 
 
 def mask_modes(problem: Problem) -> tuple[str, ...]:
@@ -26,8 +27,10 @@ def mask_modes(problem: Problem) -> tuple[str, ...]:
 
 
 def _common_refusal(problem: Problem) -> str:
+    if problem.softcap or problem.alibi:
+        return "a softcap or ALiBi slopes"
     if problem.head_dim != problem.v_head_dim:
-        return f"head_dim {problem.head_dim} and v_head_dim {problem.v_head_dim} differ"
+        return f"a head_dim of {problem.head_dim} with a v_head_dim of {problem.v_head_dim}"
     if problem.kv_lengths:
         return "a number of keys for each batch entry (kv_lengths)"
     return ""
@@ -44,7 +47,7 @@ def streaming(problem: Problem, main: AttentionBackward) -> Recipe:
 def streaming_refusal(problem: Problem) -> str:
     """Why the streaming kernel cannot serve a problem on any device; empty where it can."""
     if reason := _common_refusal(problem):
-        return f"streaming does not take {reason}" if "kv_lengths" in reason else f"streaming: {reason}"
+        return f"streaming does not take {reason}"
     return "" if mask_modes(problem) else f"streaming has no mask mode for {problem.mask}"
 
 
@@ -62,7 +65,7 @@ def short(problem: Problem, main: AttentionBackwardShort, dkdv: AttentionBackwar
 def short_refusal(problem: Problem) -> str:
     """Why the short kernels cannot serve a problem on any device; empty where they can."""
     if reason := _common_refusal(problem):
-        return f"short does not take {reason}" if "kv_lengths" in reason else f"short: {reason}"
+        return f"short does not take {reason}"
     if len(problem.accumulate & {"d_k", "d_v"}) == 1:
         return "short adds to d_k and d_v or overwrites both"
     if not set(mask_modes(problem)) & {"full", "causal", "documents"}:
@@ -71,7 +74,9 @@ def short_refusal(problem: Problem) -> str:
 
 
 def tiled_refusal(problem: Problem) -> str:
-    """Empty: the tiled kernels serve every problem."""
+    """Why the tiled kernels cannot serve a problem on any device; empty where they can."""
+    if problem.alibi and problem.heads > MAX_ALIBI_HEADS:
+        return f"tiled takes ALiBi slopes for up to {MAX_ALIBI_HEADS} heads, not {problem.heads}"
     return ""
 
 

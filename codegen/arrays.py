@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from . import reference
 from .device import Device, default_device
 from .errors import ArgumentError
-from .plan import plan, resolve_scale
+from .plan import plan, resolve_numbers
 from .problem import GRADIENTS, Mask, Problem
 from .rope import check_rope, record_rope_backward
 
@@ -42,6 +42,8 @@ def attention_backward(
     kv_lengths: ArrayLike | None = None,
     device: Device | None = None,
     check_lse: bool = False,
+    softcap: float | None = None,
+    alibi_slopes: ArrayLike | None = None,
     algorithm: str | None = None,
     guard: str = "zero",
 ) -> Gradients:
@@ -55,7 +57,8 @@ def attention_backward(
 
     ``o`` (shaped as d_o) or ``delta`` (shaped as lse: rowsum(d_o∘o)) saves work. ``scale`` defaults to head_dim ** −0.5.
     ``doc_start`` is (seq,) or (batch, seq) integers for a documents mask: each query's first position of its document.
-    ``kv_lengths`` is (batch,) integers: keys that count in each batch entry. ``check_lse`` makes sure, on the CPU and in
+    ``kv_lengths`` is (batch,) integers: keys that count in each batch entry. ``softcap`` is c in S = c·tanh(scale·q·k / c), and
+    ``alibi_slopes`` (heads,) the m in S − m·|i + kv_len − q_len − j|. ``check_lse`` makes sure, on the CPU and in
     time proportional to q_len·kv_len, that the lse belongs to these q, k, mask and scale; an lse that covers more keys (a
     sink, keys held elsewhere) is right without it. ``algorithm`` and ``guard`` are as for ``select``.
 
@@ -88,6 +91,8 @@ def attention_backward(
         mask=mask,
         given="delta" if delta is not None else "o" if o is not None else "none",
         kv_lengths=kv_lengths is not None,
+        softcap=softcap is not None,
+        alibi=alibi_slopes is not None,
     )
     _shaped("k", arrays["k"], (batch, kv_len, kv_heads, head_dim))
     _shaped("v", arrays["v"], (batch, kv_len, kv_heads, v_head_dim))
@@ -100,19 +105,34 @@ def attention_backward(
         arrays["delta"] = _rows("delta", delta, problem, batched)
     starts = _doc_start(doc_start, problem)
     lengths = _kv_lengths(kv_lengths, problem)
-    scale = resolve_scale(scale, head_dim)
+    numbers = resolve_numbers(problem, scale, softcap)
+    slopes = None
+    if alibi_slopes is not None:
+        slopes = _floats("alibi_slopes", alibi_slopes)
+        if slopes.shape != (heads,) or not np.isfinite(slopes).all():
+            raise ArgumentError("alibi_slopes", f"shape {slopes.shape}", f"one finite slope for each head: ({heads},)")
     if check_lse:
-        _check_lse(problem, arrays, scale, starts, lengths)
+        _check_lse(
+            problem,
+            arrays,
+            scale=numbers.scale,
+            softcap=softcap,
+            alibi=slopes,
+            doc_start=starts,
+            kv_lengths=lengths,
+        )
     device = device or default_device()
     chosen = plan(problem, device, algorithm=algorithm, guard=guard)
-    extra: dict[str, NDArray[Any]] = {n: a for n, a in (("doc_start", starts), ("kv_lengths", lengths)) if a is not None}
+    extra: dict[str, NDArray[Any]] = {
+        n: a for n, a in (("doc_start", starts), ("kv_lengths", lengths), ("alibi_slopes", slopes)) if a is not None
+    }
     buffers = {name: device.storage(array, label=name) for name, array in {**arrays, **extra}.items() if name in chosen.buffers}
     shapes = {"d_q": arrays["q"].shape, "d_k": arrays["k"].shape, "d_v": arrays["v"].shape}
     for name in GRADIENTS:
         buffers[name] = device.zeros(chosen.buffers[name], label=name)
     with device.guard("running the backward pass"):
         encoder = device.raw.create_command_encoder()
-        chosen.record(encoder, buffers, scale)
+        chosen.record(encoder, buffers, numbers.scale, softcap=softcap)
         device.raw.queue.submit([encoder.finish()])
     found = {}
     for name, shape in shapes.items():
@@ -205,12 +225,8 @@ def _integers(name: str, value: ArrayLike) -> NDArray[Any]:
     return array.astype(np.int64)
 
 
-def _check_lse(
-    problem: Problem, arrays: dict[str, F32], scale: float, doc_start: NDArray[Any] | None, kv_lengths: NDArray[Any] | None
-) -> None:
-    bad = reference.first_bad_row(
-        problem, arrays["q"], arrays["k"], arrays["lse"], scale=scale, doc_start=doc_start, kv_lengths=kv_lengths
-    )
+def _check_lse(problem: Problem, arrays: dict[str, F32], **options: Any) -> None:
+    bad = reference.first_bad_row(problem, arrays["q"], arrays["k"], arrays["lse"], **options)
     if bad is not None:
         b, i, h = bad
         raise ArgumentError(

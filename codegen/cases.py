@@ -54,7 +54,7 @@ RANGE_HEAD_DIM = 44
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A recipe to execute, or a rotary variant, and the (variant, mask mode) pairs that it proves."""
+    """A recipe to execute, or a rotary variant, and the (variant, mask mode) pairs that it proves: first, the one it is for."""
 
     name: str
     proves: tuple[tuple[str, str], ...]
@@ -94,12 +94,10 @@ def runs(names: Iterable[str], *, brief: bool = False) -> tuple[tuple[Run, ...],
                 missing[name] = f"no recipe for a small problem uses it with the mask mode {mode}"
                 continue
             recipe, of_mode = hit
-            proves = tuple(
-                (v.name, m)
-                for v in dict.fromkeys(recipe.variants)
-                for m in v.serves.masks
-                if m == mode or (m in of_mode and v is not variant)
+            others = (
+                (v.name, m) for v in recipe.variants for m in v.serves.masks if m == mode or (m in of_mode and v is not variant)
             )
+            proves = tuple(dict.fromkeys(((name, mode), *others)))
             proven |= set(proves)
             found.append(Run(name=str(recipe.problem), proves=proves, recipe=recipe))
     return tuple(found), missing

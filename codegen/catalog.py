@@ -15,13 +15,31 @@ from .kernels import (
     AttentionBackward,
     AttentionBackwardShort,
     AttentionBackwardShortDkdv,
-    RopeKBackward,
-    RopeQBackward,
 )
 from .problem import MAX_HEAD_DIM
-from .tiled import AttentionIntervals, AttentionReduce, AttentionRows
+from .rope_kernels import RopeKBackward, RopeQBackward
+from .tiled import AttentionDkdv, AttentionDq, AttentionScores
+from .tiled_rows import AttentionIntervals, AttentionReduce, AttentionRows
 from .tiles import LAYOUTS, choice
 from .variant import Variant
+
+FAMILIES: dict[str, type[Variant]] = {
+    family.kernel: family
+    for family in (
+        AttentionIntervals,
+        AttentionScores,
+        AttentionRows,
+        AttentionDkdv,
+        AttentionDq,
+        AttentionReduce,
+        AttentionBackward,
+        AttentionBackwardShort,
+        AttentionBackwardShortDkdv,
+        RopeQBackward,
+        RopeKBackward,
+    )
+}
+"""Every family by its kernel's name."""
 
 HEAD_DIMS = (32, 64, 80, 96, 128, 256)
 """Head dims with tiled variants of their own; in a browser the others are served by *at most* variants."""
@@ -62,13 +80,13 @@ def _tiled() -> Iterator[Variant]:
         for head_dim in HEAD_DIMS:
             chosen = choice(layout, head_dim)
             yield from (chosen.scores, chosen.dkdv, chosen.dq)
-            spans.add((chosen.scores.rows, chosen.scores.span * chosen.scores.cols))
+            spans.add((chosen.scores.rows, chosen.scores.cols, chosen.scores.span * chosen.scores.cols))
     fallback = choice(LAYOUTS["16k"], MAX_HEAD_DIM, at_most=True)
     yield from (fallback.scores, fallback.dkdv, fallback.dq)
-    for rows, span_keys in sorted(spans):
+    for rows, key_cols, span_keys in sorted(spans):
         for given in ("", "o", "delta"):
-            yield AttentionRows(wg=64, rows=rows, span_keys=span_keys, given=given)
-    for rows in sorted({rows for rows, _ in spans}):
+            yield AttentionRows(wg=64, rows=rows, key_cols=key_cols, span_keys=span_keys, given=given)
+    for rows in sorted({rows for rows, *_ in spans}):
         for documents in ("", "documents", "wholedocuments"):
             for kv_lengths in (False, True):
                 yield AttentionIntervals(rows=rows, documents=documents, kv_lengths=kv_lengths)

@@ -267,5 +267,6 @@ COMMANDS = (
     Command("show", "one kernel: its facts, its bindings and its WGSL", add_show_arguments, run_show),
     Command("explain", "which kernels serve a problem on a device, and why", add_explain_arguments, run_explain),
     Command("gradcheck", "prove the gradients on this machine's GPU", add_gradcheck_arguments, run_gradcheck),
+    _in_module("bench", "time algorithms, variants and the reference's kernels side by side"),
     Command("doctor", "what this machine has and what it lacks", add_doctor_arguments, run_doctor),
 )

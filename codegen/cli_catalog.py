@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from . import manifest
+from .catalog import FAMILIES
 from .cli_common import add_json_argument, console, print_json, table
 from .errors import ArgumentError
-from .kernels import FAMILIES, MASKS
+from .kernels import MASKS
 from .variant import RenderedVariant, Variant
 
 MANY = 8

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -13,7 +14,6 @@ import numpy as np
 from . import catalog, manifest
 from .device import Device, Pipeline, default_device
 from .errors import ArgumentError, GpuBufferError, UnservedProblemError
-from .kernels import SEG_UNIFORM_POSITIONS
 from .problem import GRADIENTS, Problem
 from .recipe import Recipe, Step
 from .select import Selection, select
@@ -21,6 +21,9 @@ from .variant import Binding, RenderedVariant, Variant
 
 BufferLike: TypeAlias = Any
 """A GPU buffer of the device's package, or (buffer, offset, size) in bytes."""
+
+MAX_NUMBERS = 4
+"""Scales for which a plan keeps its uniform buffers."""
 
 COPY_SRC, COPY_DST, UNIFORM, STORAGE = 4, 8, 64, 128
 """WebGPU's buffer usage flags, the same numbers in every implementation."""
@@ -47,6 +50,30 @@ class _Range:
     size: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbers:
+    """What a call gives beside buffers; ``softcap`` counts only where the problem has one."""
+
+    scale: float
+    softcap: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundStep:
+    """One dispatch with its buffers: ``group`` is the bind group, ``workgroups`` the counts in x, y and z."""
+
+    step: Step
+    pipeline: Pipeline
+    group: Any
+    workgroups: tuple[int, int, int]
+
+    def record(self, compute_pass: Any) -> None:
+        """Into a compute pass, after any others that it depends on."""
+        compute_pass.set_pipeline(self.pipeline.raw)
+        compute_pass.set_bind_group(0, self.group)
+        compute_pass.dispatch_workgroups(*self.workgroups)
+
+
 class Plan:
     """What runs for one problem on one device: pipelines, workgroup counts, and scratch that the plan owns.
 
@@ -65,9 +92,9 @@ class Plan:
             self._steps.append((step, pipeline, step.workgroups(self.problem)))
         self._sizes = {name: size for name, size in recipe.buffer_bytes().items() if name not in recipe.scratch}
         bindings = [b for step in recipe.steps for b in step.variant.bindings]
-        self._uniform_doc_start = any(b.role == "doc_start" and b.access == "uniform" for b in bindings)
+        self._copied = {b.role: b.array_bytes for b in bindings if b.array_bytes}
         self._scratch: dict[str, Any] = {}
-        self._uniforms: dict[tuple[int, str, float], Any] = {}
+        self._uniforms: OrderedDict[Numbers, tuple[Any, ...]] = OrderedDict()
         self._lock = threading.Lock()
 
     @property
@@ -84,59 +111,117 @@ class Plan:
         """What was chosen, what was refused and why, with numbers."""
         return self.selection.explain()
 
-    def record(self, encoder: Any, buffers: Mapping[str, BufferLike], scale: float | None = None) -> None:
+    @property
+    def first(self) -> tuple[str, ...]:
+        """What ``record`` does before its pass, in words; empty where ``record_pass`` serves."""
+        copies = (f"{name} is copied into a uniform buffer" for name in self._copied)
+        return (*(f"{name} is cleared" for name in self.recipe.cleared), *copies)
+
+    def record(
+        self, encoder: Any, buffers: Mapping[str, BufferLike], scale: float | None = None, *, softcap: float | None = None
+    ) -> None:
         """Records the backward pass into ``encoder`` (a GPUCommandEncoder), in one compute pass; nothing is submitted.
 
         ``buffers`` maps the names in ``Plan.buffers`` to GPU buffers with the storage usage, or to (buffer, offset, size)
         in bytes: float32, row-major, laid out as ``Problem`` says; doc_start is uint32. Gradients that are cleared first
-        need the copy-destination usage too. ``scale`` defaults to head_dim ** −0.5.
+        need the copy-destination usage too, and buffers that are copied first (``first``) only the copy-source usage.
+        ``scale`` defaults to head_dim ** −0.5; ``softcap`` is the bound c, for a problem that has one.
 
         Raises ``GpuBufferError`` or ``ArgumentError`` before anything is recorded.
         """
-        value = resolve_scale(scale, self.problem.head_dim)
+        numbers = resolve_numbers(self.problem, scale, softcap)
         ranges = self._check(buffers)
         with self._lock, self.device.guard("recording a plan"):
-            for name, size in self.recipe.scratch.items():
-                if name not in self._scratch:
-                    self._scratch[name] = self.device.zeros(size, label=name)
-                ranges[name] = _Range(self._scratch[name], 0, self._scratch[name].size)
-            for name in self.recipe.cleared:
-                encoder.clear_buffer(ranges[name].buffer, ranges[name].offset, self._sizes[name])
-            if self._uniform_doc_start:
-                ranges["doc_start"] = self._copy_to_uniform(encoder, ranges["doc_start"])
-            groups = [self._bind_group(i, step, pipeline, ranges, value) for i, (step, pipeline, _) in enumerate(self._steps)]
+            bound = self._bind(ranges, numbers)
+            self._record_first(encoder, ranges)
             compute_pass = encoder.begin_compute_pass(label=self.recipe.algorithm)
-            for (_, pipeline, counts), group in zip(self._steps, groups, strict=True):
-                compute_pass.set_pipeline(pipeline.raw)
-                compute_pass.set_bind_group(0, group)
-                compute_pass.dispatch_workgroups(*counts)
+            for step in bound:
+                step.record(compute_pass)
             compute_pass.end()
 
-    def _bind_group(self, index: int, step: Step, pipeline: Pipeline, ranges: Mapping[str, _Range], scale: float) -> Any:
-        bound: dict[int, Any] = {}
+    def record_pass(
+        self, compute_pass: Any, buffers: Mapping[str, BufferLike], scale: float | None = None, *, softcap: float | None = None
+    ) -> None:
+        """As ``record``, into a compute pass of the caller's (a GPUComputePassEncoder), which is left open.
+
+        Raises ``ArgumentError`` where something comes before the pass (``first``): a pass can neither clear nor copy.
+        """
+        if self.first:
+            want = "record() with a command encoder" + (", or a problem that accumulates" if self.recipe.cleared else "")
+            raise ArgumentError("compute_pass", f"a pass, before which {'; '.join(self.first)}", want)
+        for step in self.bind(buffers, scale, softcap=softcap):
+            step.record(compute_pass)
+
+    def bind(
+        self, buffers: Mapping[str, BufferLike], scale: float | None = None, *, softcap: float | None = None
+    ) -> tuple[BoundStep, ...]:
+        """The dispatches of ``record`` with these buffers bound, for recording them apart or again and again.
+
+        What comes before the first of them is ``record_first``'s. Arguments and errors are those of ``record``.
+        """
+        numbers = resolve_numbers(self.problem, scale, softcap)
+        ranges = self._check(buffers)
+        with self._lock, self.device.guard("binding a plan's buffers"):
+            return self._bind(ranges, numbers)
+
+    def record_first(self, encoder: Any, buffers: Mapping[str, BufferLike]) -> None:
+        """Records what comes before the pass: the clears and copies that ``first`` names. Errors are those of ``record``."""
+        ranges = self._check(buffers)
+        with self._lock, self.device.guard("recording a plan"):
+            self._record_first(encoder, ranges)
+
+    def _bind(self, given: Mapping[str, _Range], numbers: Numbers) -> tuple[BoundStep, ...]:
+        ranges = dict(given)
+        for name, size in self.recipe.scratch.items():
+            if name not in self._scratch:
+                self._scratch[name] = self.device.zeros(size, label=name)
+            ranges[name] = _Range(self._scratch[name], 0, self._scratch[name].size)
+        for name, size in self._copied.items():
+            ranges[name] = _Range(self._uniform_array(name), 0, size)
+        uniforms = self._uniforms_for(numbers)
+        bound = []
+        for (step, pipeline, counts), words in zip(self._steps, uniforms, strict=True):
+            group = self._bind_group(step, pipeline, ranges, words)
+            bound.append(BoundStep(step=step, pipeline=pipeline, group=group, workgroups=counts))
+        return tuple(bound)
+
+    def _record_first(self, encoder: Any, ranges: Mapping[str, _Range]) -> None:
+        for name in self.recipe.cleared:
+            encoder.clear_buffer(ranges[name].buffer, ranges[name].offset, self._sizes[name])
+        for name in self._copied:
+            source = ranges[name]
+            encoder.copy_buffer_to_buffer(source.buffer, source.offset, self._uniform_array(name), 0, self._sizes[name])
+
+    def _uniforms_for(self, numbers: Numbers) -> tuple[dict[int, Any], ...]:
+        """For each step, its uniform buffers by binding; kept for the last few scales that were asked for."""
+        if numbers not in self._uniforms:
+            values = {**uniform_values(self.problem), "scale": numbers.scale, "softcap": numbers.softcap}
+            self._uniforms[numbers] = tuple(
+                {
+                    b.binding: self.device.uniform(pack_words(b, {**values, **step.sizes}), label=b.role)
+                    for b in step.variant.bindings
+                    if b.words
+                }
+                for step in self.recipe.steps
+            )
+            if len(self._uniforms) > MAX_NUMBERS:
+                self._uniforms.popitem(last=False)
+        self._uniforms.move_to_end(numbers)
+        return self._uniforms[numbers]
+
+    def _bind_group(self, step: Step, pipeline: Pipeline, ranges: Mapping[str, _Range], words: Mapping[int, Any]) -> Any:
+        bound: dict[int, Any] = dict(words)
         for binding in step.variant.bindings:
-            if binding.words:
-                key = index, binding.role, scale
-                if key not in self._uniforms:
-                    if len(self._uniforms) >= 64:  # a caller whose scale changes from call to call
-                        self._uniforms.clear()
-                    words = pack_words(binding, {**uniform_values(self.problem), "scale": scale, **step.sizes})
-                    self._uniforms[key] = self.device.uniform(words, label=binding.role)
-                bound[binding.binding] = self._uniforms[key]
-            else:
+            if not binding.words:
                 found = ranges[step.buffers.get(binding.role, binding.role)]
                 bound[binding.binding] = (found.buffer, found.offset, found.size)
         return self.device.bind_group(pipeline, bound)
 
-    def _copy_to_uniform(self, encoder: Any, source: _Range) -> _Range:
-        size = 4 * SEG_UNIFORM_POSITIONS
-        if "doc_start uniform" not in self._scratch:
-            self._scratch["doc_start uniform"] = self.device.uniform(
-                np.zeros(SEG_UNIFORM_POSITIONS, np.uint32), label="doc_start"
-            )
-        target = self._scratch["doc_start uniform"]
-        encoder.copy_buffer_to_buffer(source.buffer, source.offset, target, 0, self._sizes["doc_start"])
-        return _Range(target, 0, size)
+    def _uniform_array(self, name: str) -> Any:
+        key = f"{name} uniform"
+        if key not in self._scratch:
+            self._scratch[key] = self.device.uniform(np.zeros(self._copied[name] // 4, np.uint32), label=name)
+        return self._scratch[key]
 
     def _check(self, buffers: Mapping[str, BufferLike]) -> dict[str, _Range]:
         """Every buffer's range, once all of them are found right."""
@@ -164,7 +249,7 @@ class Plan:
     def _check_range(self, name: str, need: int, buffer: Any, offset: int, size: int) -> None:
         alignment = self.device.profile.limits.min_storage_buffer_offset_alignment
         usage, usage_name = STORAGE, "STORAGE"
-        if name == "doc_start" and self._uniform_doc_start:
+        if name in self._copied:
             usage, usage_name, alignment = COPY_SRC, "COPY_SRC", 4
         elif name in self.recipe.cleared:
             usage, usage_name = STORAGE | COPY_DST, "STORAGE | COPY_DST"
@@ -191,17 +276,25 @@ def plan(problem: Problem, device: Device | None = None, *, algorithm: str | Non
     return Plan(selection, selection.best, device)
 
 
-def resolve_scale(scale: float | None, head_dim: int) -> float:
-    """``scale``, or head_dim ** −0.5 where it is ``None``; raises ``ArgumentError`` unless it is finite."""
-    if scale is None:
-        return 1.0 / math.sqrt(head_dim)
+def resolve_numbers(problem: Problem, scale: float | None, softcap: float | None) -> Numbers:
+    """The call's numbers with their defaults; raises ``ArgumentError`` unless they are finite and the softcap is as the problem says."""
+    if (softcap is not None) != problem.softcap:
+        want = "a bound above 0, since the problem has softcap=True" if problem.softcap else "None: the problem has no softcap"
+        raise ArgumentError("softcap", repr(softcap), want)
+    cap = 1.0 if softcap is None else _finite("softcap", softcap)
+    if cap <= 0:
+        raise ArgumentError("softcap", cap, "a number above 0")
+    return Numbers(scale=1.0 / math.sqrt(problem.head_dim) if scale is None else _finite("scale", scale), softcap=cap)
+
+
+def _finite(name: str, value: float) -> float:
     try:
-        value = float(scale)
+        number = float(value)
     except (TypeError, ValueError):
-        raise ArgumentError("scale", repr(scale), "a number") from None
-    if not math.isfinite(value):
-        raise ArgumentError("scale", value, "a finite number")
-    return value
+        raise ArgumentError(name, repr(value), "a number") from None
+    if not math.isfinite(number):
+        raise ArgumentError(name, number, "a finite number")
+    return number
 
 
 def uniform_values(problem: Problem) -> dict[str, float | int]:

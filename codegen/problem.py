@@ -180,7 +180,8 @@ class Problem:
     and v, d_v (batch, kv_len, kv_heads, v_head_dim), all row-major. ``given`` says what helps with D = rowsum(dO∘O):
     ``"o"``, ``"delta"`` (D itself) or ``"none"``. ``accumulate`` names the gradients that are added to what is there
     (any of ``"d_q"``, ``"d_k"``, ``"d_v"``, or ``True`` for all); the others are overwritten. ``kv_lengths`` says that
-    the call gives each batch entry its own number of keys. Raises ``ArgumentError``.
+    the call gives each batch entry its own number of keys, ``softcap`` that the scores are S = c·tanh(scale·q·k / c), and
+    ``alibi`` that each head has a slope m, and −m·|i + kv_len − q_len − j| is added to S. Raises ``ArgumentError``.
     """
 
     q_len: int
@@ -195,6 +196,8 @@ class Problem:
     given: Literal["none", "o", "delta"] = "none"
     accumulate: frozenset[str] = frozenset()
     kv_lengths: bool = False
+    softcap: bool = False
+    alibi: bool = False
 
     def __post_init__(self) -> None:
         for name in ("q_len", "kv_len", "heads", "kv_heads", "head_dim", "batch"):

@@ -93,6 +93,7 @@ def buffer_bytes(problem: Problem) -> dict[str, int]:
         "delta": 4 * queries,
         "doc_start": 4 * p.batch * p.q_len,
         "kv_lengths": 4 * p.batch,
+        "alibi_slopes": 4 * p.heads,
         "d_q": 4 * queries * p.head_dim,
         "d_k": 4 * keys * p.head_dim,
         "d_v": 4 * keys * p.v_head_dim,

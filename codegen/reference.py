@@ -6,7 +6,7 @@ blocks of ``BLOCK`` queries of one head, so memory grows with q_len + kv_len and
 
 Arrays are always 4-D, as ``Problem`` says: (batch, seq, heads, dim). Score and gradients, for the keys that query i sees:
 
-    S = scale·q_i·k_j          with ``softcap`` c: c·tanh(S/c)          with ``alibi``: + slope_h·(j − i − (kv_len − q_len))
+    S = scale·q_i·k_j          with ``softcap`` c: c·tanh(S/c)          with ``alibi``: − slope_h·|i + kv_len − q_len − j|
     P = exp(S − lse)           dP = dO_i·v_j          D = Σ P·dP          dS = P·(dP − D)·(1 − tanh²)
     d_q = scale·Σ dS·k_j       d_k = scale·Σ dS·q_i   d_v = Σ P·dO_i
 """
@@ -44,7 +44,7 @@ class Options(TypedDict, total=False):
 
     ``scale``: multiplies q·k; None is head_dim ** -0.5. ``doc_start``: (seq,) or (batch, seq) integers, for masks with
     documents, and ignored by others. ``kv_lengths``: (batch,) integers, where the problem says so. ``softcap``: the bound c
-    of c·tanh(S/c). ``alibi``: (heads,) slopes of a bias slope·(j − i − (kv_len − q_len)), which is zero on the bottom-right
+    of c·tanh(S/c). ``alibi``: (heads,) slopes of a bias −slope·|i + kv_len − q_len − j|, FlashAttention's, zero on the bottom-right
     diagonal and linear on both sides of it.
     """
 
@@ -288,7 +288,7 @@ class _Call:
                             scores, slope = self.softcap * capped, 1 - capped * capped
                         if self.alibi is not None:
                             distance = j - np.arange(start, stop)[:, None] - shift
-                            scores = scores + self.alibi[head] * distance.astype(scores.dtype)
+                            scores = scores - self.alibi[head] * np.abs(distance).astype(scores.dtype)
                         yield _Block(queries=queries, keys=keys, visible=visible, scores=scores, slope=slope)
 
     def probabilities(self) -> Iterator[tuple[_Block, Array, Array]]:

@@ -10,9 +10,9 @@ import numpy as np
 
 from .device import Device
 from .errors import ArgumentError, GpuBufferError
-from .kernels import RopeKBackward, RopeQBackward
 from .plan import STORAGE, BufferLike, rendered
 from .problem import MAX_HEAD_DIM
+from .rope_kernels import RopeKBackward, RopeQBackward
 
 
 def rope_ratio(base: float, head_dim: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from . import algorithms, catalog, tiled_recipe, tiles
 from .errors import ArgumentError
@@ -106,12 +107,13 @@ def _tiled(problem: Problem, profile: DeviceProfile, guard: str) -> Iterator[Rec
     grid = problem.batch * problem.heads * -(-problem.q_len // 128) * -(-problem.kv_len // 128)
     names = ("48k", "32k", "16k") if grid >= LARGE_GRID and not profile.software else ("16k", "32k", "48k")
     limit = min(profile.limits.max_storage_buffer_binding_size, profile.limits.max_buffer_size)
+    terms: dict[str, Any] = {"guard": guard, "softcap": problem.softcap, "alibi": problem.alibi}
     for at_most in (False, True):
         for name in names if not at_most else ("16k",):
             if at_most:
-                chosen = tiles.choice(tiles.LAYOUTS[name], MAX_HEAD_DIM, at_most=True, guard=guard)
+                chosen = tiles.choice(tiles.LAYOUTS[name], MAX_HEAD_DIM, at_most=True, **terms)
             else:
-                chosen = tiles.choice(tiles.LAYOUTS[name], problem.head_dim, problem.v_head_dim, guard=guard)
+                chosen = tiles.choice(tiles.LAYOUTS[name], problem.head_dim, problem.v_head_dim, **terms)
             budget = min(chosen.budget, limit)
             parts = SOFTWARE_PARTS if profile.software else chosen.parts
             yield tiled_recipe.tiled(problem, replace(chosen, budget=budget, parts=parts))

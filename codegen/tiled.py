@@ -1,4 +1,4 @@
-"""The kernels of the ``tiled`` algorithm: five matrix products, no atomics, no scratch that grows with the square of the length.
+"""The matrix kernels of the ``tiled`` algorithm: five products, no atomics, no scratch that grows with the length squared.
 
 The work goes in strips of queries. For each strip, ``AttentionScores`` leaves P and dP of the strip's queries in scratch,
 with the sums of each row; ``AttentionRows`` makes D and a correction from the sums; ``AttentionDkdv`` and ``AttentionDq``
@@ -14,13 +14,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .problem import MAX_HEAD_DIM
+from .tiled_rows import ALL_MASKS, PARTS, SIZES, STRIP, call, slopes, storage, terms_type
 from .variant import Binding, Count, Dispatch, Rule, Serves, Variant, WorkgroupArray, param
-
-ALL_MASKS = ("full", "causal", "documents", "window", "prefix")
-SIZES = ("q_len:u32", "kv_len:u32", "heads:u32", "kv_heads:u32", "head_dim:u32", "v_head_dim:u32")
-STRIP = ("slot_first:u32", "row_first:u32", "strip_rows:u32", "key_stride:u32")
-PARTS = ("head_parts:u32", "query_parts:u32")
-MASK_SHIFTS = ("lo_shift:i32", "hi_shift:i32", "prefix:i32", "prefix_shift:i32")
 
 DIM_RULE = Rule(
     lambda v: 1 <= v.head_dim <= MAX_HEAD_DIM and v.v_head_dim <= MAX_HEAD_DIM,
@@ -30,57 +25,6 @@ THREADS_RULE = Rule(
     lambda v: v.rows % v.row_reg == 0 and v.cols % v.col_reg == 0 and 32 <= v.workgroup_size <= 1024,
     "a block of {rows} × {cols} does not divide into {row_reg} × {col_reg} a thread, or not into 32 to 1024 threads",
 )
-
-
-def _storage(binding: int, name: str, type_: str, role: str = "", access: str = "read") -> Binding:
-    return Binding(binding=binding, name=name, type=f"array<{type_}>", access=access, role=role or name)  # type: ignore[arg-type]
-
-
-def _call(binding: int, *words: str) -> Binding:
-    return Binding(binding=binding, name="call", type="Call", access="uniform", role="call", words=words)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionIntervals(Variant):
-    """Which keys each query sees, [lo, hi), and for each block of queries the least and greatest lo and hi.
-
-    One workgroup owns one block of ``rows`` queries of one batch entry, a thread for each. An empty interval counts as
-    (2³⁰, 0), so that it widens no hull and no block that holds one is taken for wholly visible.
-    """
-
-    kernel: ClassVar[str] = "attention_intervals"
-    template: ClassVar[str] = "tiled/attention_intervals.wgsl.j2"
-
-    rows: int = param("rows", "queries of a block", values=(16, 32, 64, 128, 256))
-    documents: str = param(
-        "", "bounds of a document: none, its start, or both", values=("", "documents", "wholedocuments"), default=""
-    )
-    kv_lengths: bool = param("kvlengths", "each batch entry has its own number of keys", values=(False, True), default=False)
-
-    @property
-    def workgroup_size(self) -> int:
-        return self.rows
-
-    @property
-    def bindings(self) -> tuple[Binding, ...]:
-        return (
-            _call(0, "q_len:u32", "kv_len:u32", *MASK_SHIFTS),
-            _storage(1, "intervals", "vec2<i32>", access="read_write"),
-            *((_storage(2, "doc_start", "u32"),) if self.documents else ()),
-            *((_storage(3, "kv_lengths", "u32"),) if self.kv_lengths else ()),
-        )
-
-    @property
-    def workgroup_arrays(self) -> tuple[WorkgroupArray, ...]:
-        return (WorkgroupArray(name="hull_tile", type="vec4<i32>", count=self.rows),)
-
-    @property
-    def dispatch(self) -> Dispatch:
-        return Dispatch(x=Count(factors=("q_len",), divisor=self.rows), z=Count(factors=("batch",)))
-
-    @property
-    def serves(self) -> Serves:
-        return Serves(masks=("documents",) if self.documents else ALL_MASKS, min_head_dim=1, max_head_dim=MAX_HEAD_DIM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +40,8 @@ class _TiledVariant(Variant):
     v_head_dim: int = param("v", "v_head_dim where it differs from head_dim", default=0)
     at_most: bool = param("", "head dims are bounds, the real ones come in call", values=(False, True), default=False)
     guard: str = param("", "what becomes of non-finite numbers", values=("zero", "propagate"), default="zero")
+    softcap: bool = param("softcap", "scores are c·tanh(S/c)", values=(False, True), default=False)
+    alibi: bool = param("alibi", "scores fall with the distance, by a slope for each head", values=(False, True), default=False)
 
     def tag(self, field: str, tag: str) -> str:
         return tag + "max" if field in ("head_dim", "v_head_dim") and self.at_most else tag
@@ -137,6 +83,11 @@ class _TiledVariant(Variant):
         }
 
     @property
+    def cap_words(self) -> tuple[str, ...]:
+        """Words of ``call`` that a softcap adds."""
+        return ("softcap:f32",) if self.softcap else ()
+
+    @property
     def serves(self) -> Serves:
         return Serves(masks=ALL_MASKS, min_head_dim=1 if self.at_most else self.head_dim, max_head_dim=self.head_dim)
 
@@ -167,15 +118,16 @@ class AttentionScores(_TiledVariant):
     @property
     def bindings(self) -> tuple[Binding, ...]:
         return (
-            _storage(0, "q", self.element),
-            _storage(1, "k", self.element),
-            _storage(2, "v", self.element),
-            _storage(3, "d_o", self.element),
-            _storage(4, "lse", "f32"),
-            _storage(5, "intervals", "vec2<i32>"),
-            _storage(6, "scores", "vec2<f32>", access="read_write"),
-            _storage(7, "row_sums", "vec2<f32>", access="read_write"),
-            _call(8, *SIZES, "scale:f32", *STRIP, "spans:u32", "batch:u32"),
+            storage(0, "q", self.element),
+            storage(1, "k", self.element),
+            storage(2, "v", self.element),
+            storage(3, "d_o", self.element),
+            storage(4, "lse", "f32"),
+            storage(5, "intervals", "vec2<i32>"),
+            storage(6, "scores", "vec2<f32>", access="read_write"),
+            storage(7, "row_sums", "vec2<f32>", access="read_write"),
+            call(8, *SIZES, "scale:f32", *STRIP, "spans:u32", "batch:u32", *self.cap_words),
+            *((slopes(9),) if self.alibi else ()),
         )
 
     @property
@@ -194,54 +146,11 @@ class AttentionScores(_TiledVariant):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionRows(Variant):
-    """For each row of a strip, what P is to be multiplied with (1/Σ P where only rounding keeps it from 1) and D.
-
-    D is Σ P·dP / Σ P, which is more accurate than rowsum(d_o∘o) as long as the lse covers just these keys; where it covers
-    more and ``given`` is ``o``, D is rowsum(d_o∘o). With ``delta`` it is the caller's. A thread owns a row.
-    """
-
-    kernel: ClassVar[str] = "attention_rows"
-    template: ClassVar[str] = "tiled/attention_rows.wgsl.j2"
-
-    wg: int = param("wg", "threads of a workgroup", values=(32, 64, 128, 256))
-    rows: int = param("rows", "queries of a block of intervals", values=(16, 32, 64, 128, 256))
-    span_keys: int = param("span", "keys of one span of the scores kernel")
-    given: str = param("", "where D comes from: the scores, o, or the caller", values=("", "o", "delta"), default="")
-
-    @property
-    def workgroup_size(self) -> int:
-        return self.wg
-
-    @property
-    def bindings(self) -> tuple[Binding, ...]:
-        given = {
-            "": (),
-            "o": (_storage(4, "o", "f32"), _storage(5, "d_o", "f32")),
-            "delta": (_storage(4, "delta", "f32"),),
-        }[self.given]
-        return (
-            _storage(0, "row_sums", "vec2<f32>"),
-            _storage(1, "intervals", "vec2<i32>"),
-            _storage(2, "row_terms", "vec2<f32>", access="read_write"),
-            _call(3, *SIZES, *STRIP, "spans:u32", "batch:u32"),
-            *given,
-        )
-
-    @property
-    def dispatch(self) -> Dispatch:
-        return Dispatch(x=Count(factors=("strip_rows",), divisor=self.wg), y=Count(factors=("strip_slots",)))
-
-    @property
-    def serves(self) -> Serves:
-        return Serves(masks=ALL_MASKS, min_head_dim=1, max_head_dim=MAX_HEAD_DIM)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionDkdv(_TiledVariant):
     """d_k and d_v of a strip: dK = dSᵀ·Q and dV = Pᵀ·dO, summed over the strip's queries and a part of the group's heads.
 
-    One workgroup owns ``rows`` keys and ``cols`` channels of one kv head. ``query_rows`` is the scores kernel's ``rows``.
+    One workgroup owns ``rows`` keys and ``cols`` channels of one kv head. ``query_rows`` and
+    ``key_cols`` are the scores kernel's ``rows`` and ``cols``.
     """
 
     kernel: ClassVar[str] = "attention_dkdv"
@@ -253,21 +162,34 @@ class AttentionDkdv(_TiledVariant):
             lambda v: v.row_reg % 4 == 0 and v.col_reg % 4 == 0, "register tiles of {row_reg} × {col_reg}; want multiples of 4"
         ),
         Rule(lambda v: v.query_rows % v.chunk == 0, "chunks of {chunk} queries do not divide blocks of {query_rows}"),
+        Rule(lambda v: v.key_cols % v.rows == 0, "{rows} keys do not divide blocks of {key_cols}"),
     )
 
     query_rows: int = param("qrows", "queries of a block of intervals", values=(16, 32, 64, 128, 256))
+    key_cols: int = param("kcols", "keys of a block of scores")
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
         return (
-            _storage(0, "q", self.element),
-            _storage(1, "d_o", self.element),
-            _storage(2, "scores", "vec4<f32>"),
-            _storage(3, "row_terms", "vec2<f32>"),
-            _storage(4, "intervals", "vec2<i32>"),
-            _storage(5, "d_k", self.element, access="read_write"),
-            _storage(6, "d_v", self.element, access="read_write"),
-            _call(7, *SIZES, "scale:f32", *STRIP, "strip_slots:u32", "batch:u32", *PARTS, "add_k:u32", "add_v:u32"),
+            storage(0, "q", self.element),
+            storage(1, "d_o", self.element),
+            storage(2, "scores", "vec4<f32>"),
+            storage(3, "row_terms", terms_type(self.softcap)),
+            storage(4, "intervals", "vec2<i32>"),
+            storage(5, "d_k", self.element, access="read_write"),
+            storage(6, "d_v", self.element, access="read_write"),
+            call(
+                7,
+                *SIZES,
+                "scale:f32",
+                *STRIP,
+                "strip_slots:u32",
+                "batch:u32",
+                *PARTS,
+                "add_k:u32",
+                "add_v:u32",
+                *self.cap_words,
+            ),
         )
 
     @property
@@ -319,12 +241,21 @@ class AttentionDq(_TiledVariant):
     @property
     def bindings(self) -> tuple[Binding, ...]:
         return (
-            _storage(0, "k", self.element),
-            _storage(1, "scores", "vec4<f32>"),
-            _storage(2, "row_terms", "vec2<f32>"),
-            _storage(3, "intervals", "vec2<i32>"),
-            _storage(4, "d_q", self.element, access="read_write"),
-            _call(5, *SIZES, "scale:f32", *STRIP, "batch:u32", "key_parts:u32", "add_q:u32"),
+            storage(0, "k", self.element),
+            storage(1, "scores", "vec4<f32>"),
+            storage(2, "row_terms", terms_type(self.softcap)),
+            storage(3, "intervals", "vec2<i32>"),
+            storage(4, "d_q", self.element, access="read_write"),
+            call(
+                5,
+                *SIZES,
+                "scale:f32",
+                *STRIP,
+                "batch:u32",
+                "key_parts:u32",
+                "add_q:u32",
+                *self.cap_words,
+            ),
         )
 
     @property
@@ -341,41 +272,3 @@ class AttentionDq(_TiledVariant):
             y=Count(factors=("strip_rows",), divisor=self.rows),
             z=Count(factors=("head_dim",), divisor=self.cols),
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionReduce(Variant):
-    """The sum of a gradient's parts, in their order. A thread owns one number."""
-
-    kernel: ClassVar[str] = "attention_reduce"
-    template: ClassVar[str] = "tiled/attention_reduce.wgsl.j2"
-
-    wg: int = param("wg", "threads of a workgroup", values=(32, 64, 128, 256))
-    guard: str = param("", "what becomes of non-finite numbers", values=("zero", "propagate"), default="zero")
-
-    @property
-    def workgroup_size(self) -> int:
-        return self.wg
-
-    @property
-    def bindings(self) -> tuple[Binding, ...]:
-        return (
-            _storage(0, "parts_of", "f32", role="parts"),
-            _storage(1, "total", "f32", role="total", access="read_write"),
-            _call(2, "count:u32", "parts:u32", "add:u32"),
-        )
-
-    @property
-    def dispatch(self) -> Dispatch:
-        return Dispatch(x=Count(factors=("count",), divisor=self.wg), flat=True)
-
-    @property
-    def serves(self) -> Serves:
-        return Serves(masks=ALL_MASKS, min_head_dim=1, max_head_dim=MAX_HEAD_DIM)
-
-
-TILED_FAMILIES: dict[str, type[Variant]] = {
-    family.kernel: family
-    for family in (AttentionIntervals, AttentionScores, AttentionRows, AttentionDkdv, AttentionDq, AttentionReduce)
-}
-"""The families of the tiled algorithm by their entry point."""

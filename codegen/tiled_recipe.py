@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from .problem import Problem
 from .recipe import Recipe, Step
-from .tiled import AttentionIntervals, AttentionReduce, AttentionRows
+from .tiled import AttentionScores
+from .tiled_rows import AttentionIntervals, AttentionReduce, AttentionRows
 from .tiles import TiledChoice
 
 MIN_STRIP_ROWS = 512
@@ -65,7 +66,7 @@ def tiled(problem: Problem, choice: TiledChoice) -> Recipe:
     scores, dkdv, dq = choice.scores, choice.dkdv, choice.dq
     p, mask = problem, problem.interval
     span_keys = scores.span * scores.cols
-    key_stride = -(-p.kv_len // scores.cols) * scores.cols
+    key_stride = _key_stride(p, scores)
     spans = -(-key_stride // span_keys)
     todo = list(strips(p, scores.rows, 8 * key_stride, choice.budget))
     largest = max(strip.slots * strip.rows for strip in todo)
@@ -75,7 +76,15 @@ def tiled(problem: Problem, choice: TiledChoice) -> Recipe:
     parts = head_parts * query_parts
     documents = "" if not mask.doc_start else "wholedocuments" if mask.doc_end else "documents"
     intervals = AttentionIntervals(rows=scores.rows, documents=documents, kv_lengths=p.kv_lengths)
-    terms = AttentionRows(wg=64, rows=scores.rows, span_keys=span_keys, given="" if p.given == "none" else p.given)
+    terms = AttentionRows(
+        wg=64,
+        rows=scores.rows,
+        key_cols=scores.cols,
+        span_keys=span_keys,
+        given="" if p.given == "none" else p.given,
+        softcap=p.softcap,
+        alibi=p.softcap and p.alibi,
+    )
     reduce = AttentionReduce(wg=256, guard=dkdv.guard)
     blocks = -(-p.q_len // scores.rows)
     key_numbers, query_numbers = p.batch * p.kv_len * p.kv_heads, p.batch * p.q_len * p.heads
@@ -85,7 +94,7 @@ def tiled(problem: Problem, choice: TiledChoice) -> Recipe:
         "intervals": 8 * p.batch * p.q_len + 16 * p.batch * blocks,
         "scores": 8 * largest * key_stride,
         "row_sums": 8 * largest * spans,
-        "row_terms": 8 * largest,
+        "row_terms": (16 if p.softcap else 8) * largest,
     }
     split = {"d_q": key_parts, "d_k": parts, "d_v": parts}
     renamed = {name: f"{name} parts" for name, count in split.items() if count > 1}
@@ -114,6 +123,15 @@ def tiled(problem: Problem, choice: TiledChoice) -> Recipe:
         sizes = {"count": counts[name], "parts": split[name], "add": int(name in p.accumulate)}
         steps.append(Step(variant=reduce, buffers={"parts": buffer, "total": name}, sizes=sizes))
     return Recipe(algorithm="tiled", problem=p, steps=tuple(steps), scratch=scratch)
+
+
+def _key_stride(p: Problem, scores: AttentionScores) -> int:
+    """Keys for which a row has room: all of them, or with a window as many as a block of queries can see, in whole blocks."""
+    keys, mask = p.kv_len, p.interval
+    if mask.lo_shift is not None and mask.hi_shift is not None:
+        # a block's hull, and as much before it as there is between two blocks of keys
+        keys = min(keys, max(0, mask.hi_shift - mask.lo_shift) + scores.rows - 1 + scores.cols - 1)
+    return -(-keys // scores.cols) * scores.cols
 
 
 def _key_parts(p: Problem, choice: TiledChoice, strip: Strip) -> tuple[int, int]:

@@ -75,7 +75,16 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 
-def choice(layout: Layout, head_dim: int, v_head_dim: int = 0, *, at_most: bool = False, guard: str = "zero") -> TiledChoice:
+def choice(
+    layout: Layout,
+    head_dim: int,
+    v_head_dim: int = 0,
+    *,
+    at_most: bool = False,
+    guard: str = "zero",
+    softcap: bool = False,
+    alibi: bool = False,
+) -> TiledChoice:
     """The layout's kernels for one pair of head dims; ``v_head_dim`` 0 is the same as head_dim."""
     v_dim = v_head_dim or head_dim
     dims: dict[str, Any] = {
@@ -83,18 +92,23 @@ def choice(layout: Layout, head_dim: int, v_head_dim: int = 0, *, at_most: bool 
         "v_head_dim": 0 if v_dim == head_dim else v_dim,
         "at_most": at_most,
         "guard": guard,
+        "softcap": softcap,
+        "alibi": alibi,
     }
     rows, cols, row_reg, col_reg = layout.scores
     scores = AttentionScores(
         rows=rows, cols=cols, row_reg=row_reg, col_reg=col_reg, span=1, chunk=_scores_chunk(layout, head_dim, v_dim), **dims
     )
+    dims["alibi"] = softcap and alibi  # the gradients' kernels need the bias to find S again, and only then
     wide = max(head_dim, v_dim)
     k_rows, k_most, k_row_reg, k_col_reg = layout.dkdv
     if wide > 96 and k_rows > 64:  # twice as many channels and half as many keys: as many accumulators
         k_rows, k_most = 64, 128
     k_cols = 64 if at_most else _columns(wide, k_most, k_col_reg)
     chunk = next(c for c in (layout.chunks[1], 8) if 8 * c * (k_rows + k_cols) <= layout.workgroup_bytes)
-    dkdv = AttentionDkdv(rows=k_rows, cols=k_cols, row_reg=k_row_reg, col_reg=k_col_reg, chunk=chunk, query_rows=rows, **dims)
+    dkdv = AttentionDkdv(
+        rows=k_rows, cols=k_cols, row_reg=k_row_reg, col_reg=k_col_reg, chunk=chunk, query_rows=rows, key_cols=cols, **dims
+    )
     q_rows, q_most, q_row_reg, q_col_reg = layout.dq
     q_cols = 64 if at_most else _columns(head_dim, q_most, q_col_reg)
     dq = AttentionDq(

@@ -109,6 +109,10 @@ class _Matrix:
     timeout: float
     progress: Callable[[str, int, int], None]
     queues: list[_Queue] = field(default_factory=list)
+    compiled: dict[str, dict[str, Outcome]] = field(default_factory=dict)
+    """By column and variant."""
+    stuck: set[tuple[str, frozenset[str]]] = field(default_factory=set)
+    """Columns and recipes' variants that hung or crashed."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     stop: bool = False
     total: int = 0
@@ -208,22 +212,42 @@ class _Matrix:
                 worker.close()
 
     def do(self, task: Task, column: Column, worker: WorkerProcess | None) -> WorkerProcess | None:
-        row = self.report.rows[task.name]
-        excluded = next((e for e in EXCLUDED if e.column == column.name and fnmatch.fnmatch(task.name, e.pattern)), None)
-        if excluded:
-            row.compiles[column.name] = Outcome(status="excluded", message=excluded.reason)
-            return worker
-        outcome, worker = self.ask({"op": "compile", **_text(row.rendered)}, column, worker)
-        row.compiles[column.name] = outcome
+        worker = self.compile(self.report.rows[task.name].rendered, column, worker)
         for run in task.runs:
-            if outcome.status != "pipeline":
-                found = Outcome(status="needs" if outcome.status in ("module", "needs") else "blocked", message=outcome.message)
-            else:
-                texts = [_text(self.report.rows[v.name].rendered) for v in run.variants if v.name in self.report.rows]
-                pickled = base64.b64encode(pickle.dumps(run)).decode()
-                found, worker = self.ask({"op": "run", "run": pickled, "texts": texts}, column, worker)
+            found, worker = self.execute(run, column, worker)
             self.record(run, column, found)
         return worker
+
+    def compile(self, variant: RenderedVariant, column: Column, worker: WorkerProcess | None) -> WorkerProcess | None:
+        """Compiles a variant on a column, unless that has been done: for a recipe that it is part of."""
+        known = self.compiled.setdefault(column.name, {})
+        excluded = next((e for e in EXCLUDED if e.column == column.name and fnmatch.fnmatch(variant.name, e.pattern)), None)
+        if excluded is not None:
+            known[variant.name] = Outcome(status="excluded", message=excluded.reason)
+        if variant.name not in known:
+            known[variant.name], worker = self.ask({"op": "compile", **_text(variant)}, column, worker)
+        if variant.name in self.report.rows:
+            self.report.rows[variant.name].compiles[column.name] = known[variant.name]
+        return worker
+
+    def execute(self, run: Run, column: Column, worker: WorkerProcess | None) -> tuple[Outcome, WorkerProcess | None]:
+        """A run's outcome. Its variants are compiled first, one by one, so that what hangs there is named and not met again."""
+        rows = self.report.rows
+        names = frozenset(v.name for v in run.variants)
+        for name in sorted(names & (rows.keys() | manifest.entries().keys())):
+            worker = self.compile(rows[name].rendered if name in rows else manifest.load(name), column, worker)
+            outcome = self.compiled[column.name][name]
+            if outcome.status != "pipeline":
+                status = "needs" if outcome.status in ("module", "needs", "excluded") else "blocked"
+                return Outcome(status=status, message=f"{name}: {outcome.status}"), worker
+        if (column.name, names) in self.stuck:
+            return Outcome(status="blocked", message="it hung on another mask"), worker
+        texts = [_text(rows[name].rendered) for name in sorted(names & rows.keys())]
+        pickled = base64.b64encode(pickle.dumps(run)).decode()
+        found, worker = self.ask({"op": "run", "run": pickled, "texts": texts}, column, worker)
+        if found.status in ("hung", "crashed"):
+            self.stuck.add((column.name, names))
+        return found, worker
 
     def record(self, run: Run, column: Column, found: Outcome) -> None:
         with self.lock:

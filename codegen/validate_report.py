@@ -111,9 +111,13 @@ class Report:
         if row.not_run:
             return [f"{name}: not run: {row.not_run}"]
         executing = [column.name for column in self.columns if column.executes and column.name in self.devices]
-        if executing and row.fits_default and not row.rendered.features and not any(row.runs.get(c) for c in executing):
-            return [f"{name}: not run: no driver executed it"]
-        return []
+        if not executing or not row.fits_default or row.rendered.features:
+            return []  # a driver that has no room for it proves nothing against it
+        passed = {o.mode for c in executing for o in row.runs.get(c, []) if o.status == "pass"}
+        modes = [mode for mode in row.rendered.serves.masks or ("",) if mode not in passed]
+        return (
+            [f"{name}: not run: no driver executed it rightly{': ' if any(modes) else ''}{', '.join(modes)}"] if modes else []
+        )
 
     def notes(self) -> list[str]:
         """How far the proof reaches: what is missing here, and what was checked only as a module."""

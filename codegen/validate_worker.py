@@ -35,7 +35,7 @@ from .reference import Gradients
 from .rope import rope_ratio
 from .select import Selection
 from .toolchains import LIMITS
-from .variant import RenderedVariant, Variant
+from .variant import Binding, RenderedVariant, Variant
 
 DEFAULT = "webgpu-default"
 ROPE_TOLERANCE = 2.0**-21
@@ -136,12 +136,7 @@ class Worker:
         except DeviceError as error:
             return {"ok": False, "kind": "refused", "message": str(error)}
         made = time.perf_counter()
-        groups = {
-            b.binding: device.uniform(np.zeros(_uniform_words(b.type), np.uint32))
-            if b.access == "uniform"
-            else device.zeros(256)
-            for b in variant.bindings
-        }
+        groups = {b.binding: _stand_in(device, b) for b in variant.bindings}
         group = device.bind_group(pipeline, groups)
         device.run(lambda encoder: _dispatch(encoder, pipeline, group, (1, 1, 1)))
         device.read(next(groups[b.binding] for b in variant.bindings if b.access != "uniform"), 4)
@@ -241,9 +236,15 @@ def _dispatch(encoder: Any, pipeline: Pipeline, group: Any, counts: tuple[int, i
     encoder.dispatch_workgroups(*counts)
 
 
-def _uniform_words(type_text: str) -> int:
-    """Words that are enough for a uniform: an array of vec4, or a vec4 or a struct of no more than 64 words."""
-    return 4 * int(type_text.rpartition(",")[2].strip(" >u")) if type_text.startswith("array") else 64
+def _stand_in(device: Device, binding: Binding) -> Any:
+    """A buffer for a dispatch that is only to make the driver compile: sizes are 1, since with 0 a loop may never end."""
+    if binding.access != "uniform":
+        return device.zeros(256)
+    if not binding.words:  # an array of vec4
+        return device.uniform(np.zeros(4 * int(binding.type.rpartition(",")[2].strip(" >u")), np.uint32))
+    words = np.zeros(64, np.uint32)
+    words[: len(binding.words)] = [1 if word.endswith("u32") else 0 for word in binding.words]
+    return device.uniform(words)
 
 
 def main(argv: list[str]) -> int:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from .errors import VariantError
 from .profile import DeviceProfile, Limits
 
+WORKGROUP_SIZES = (32, 64, 128, 256, 512, 1024)
 MAX_WORKGROUPS = Limits().max_compute_workgroups_per_dimension
 
 
@@ -37,6 +38,12 @@ class Binding:
     role: str
     words: tuple[str, ...] = ()
     group: int = 0
+
+    @property
+    def array_bytes(self) -> int:
+        """Bytes of a uniform that is an array of vec4; 0 for anything else."""
+        count = self.type.removesuffix(">").rpartition(", ")[2]
+        return 16 * int(count) if self.access == "uniform" and self.type.startswith("array<vec4") else 0
 
     @property
     def address_space(self) -> str:

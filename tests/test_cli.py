@@ -15,7 +15,7 @@ import pytest
 from conftest import skip_without
 from wgsl_attention import __version__, cli, cli_gradcheck, doctor, generated
 from wgsl_attention.__main__ import main
-from wgsl_attention.kernels import FAMILIES
+from wgsl_attention.catalog import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPE = ["--heads", "4", "--kv-heads", "2", "--head-dim", "64"]

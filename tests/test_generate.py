@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import wgsl_attention as wa
 from wgsl_attention import build, catalog, generated, manifest
+from wgsl_attention.catalog import FAMILIES
 from wgsl_attention.errors import ArgumentError, ManifestError
-from wgsl_attention.kernels import FAMILIES, AttentionBackward
+from wgsl_attention.kernels import AttentionBackward
 from wgsl_attention.problem import Mask, Problem
 from wgsl_attention.render import render
 from wgsl_attention.variant import MAX_WORKGROUPS, RenderedVariant
@@ -147,28 +148,37 @@ def test_facts_are_the_texts(name: str) -> None:
     x, y, z = variant.workgroup_size
     assert re.search(rf"@compute\s*@workgroup_size\({x}, {y}, {z}\)\s*fn {variant.entry_point}\(", text)
     assert (y, z) == (1, 1) and "enable " not in text
-    sizes = {"f32": 4, "u32": 4, "vec2<f32>": 8, "vec4<f32>": 16}
     arrays = re.findall(r"var<workgroup>\s*\w+\s*:\s*array<(.+),\s*(\w+)>;", text)
     assert len(arrays) == len(re.findall(r"var<workgroup>", text))
     constants = dict(re.findall(r"const (\w+): u32 = (\d+)u;", text))
-    total = sum(-(-sizes[kind] * int(constants.get(count, count)) // 16) * 16 for kind, count in arrays)
+    # elements are 32 bits wide, or vectors of two or four of them
+    widths = {kind: 4 * int(re.sub(r"^vec([24])<.*|^.*", lambda found: found[1] or "1", kind)) for kind, _ in arrays}
+    total = sum(-(-widths[kind] * int(constants.get(count, count)) // 16) * 16 for kind, count in arrays)
     assert total == variant.workgroup_bytes
     assert f"{variant.workgroup_bytes} bytes" in variant.wgsl or not arrays
 
 
-@pytest.mark.parametrize("name", catalog.checked_in())
-def test_loaded_variant_says_how_to_dispatch_it(name: str) -> None:
+CONTRACT = {
+    "attention_backward": (7, 4, 2),
+    "attention_backward_short": (7, 4, 2),
+    "attention_backward_short_dKdV": (9, 2, 2),
+}
+"""The kernels of the reference's contract whose dispatch is queries or keys, heads and batch."""
+
+
+@pytest.mark.parametrize("name", [name for name, variant in catalog.checked_in().items() if variant.kernel in CONTRACT])
+def test_dispatch_of_attention(name: str) -> None:
     variant = generated.load(name)
-    if variant.kernel.startswith("rope"):
-        sizes = {"batch": 2, "seq_len": 7, "heads": 4, "kv_heads": 2, "half_head_dim": 16}
-        pairs = 7 * (4 if variant.kernel == "rope_q_backward" else 2) * 16
-        assert variant.dispatch(sizes) == (-(-pairs // variant.workgroup_size[0]), 1, 2)
-    elif variant.kernel in FAMILIES:
-        problem = Problem(batch=2, q_len=7, kv_len=9, heads=4, kv_heads=2, head_dim=64, mask=Mask.causal())
-        want = (9, 2, 2) if variant.kernel.endswith("dKdV") else (7, 4, 2)
-        assert variant.dispatch(problem) == variant.dispatch(problem.sizes) == want
-    else:
-        pytest.skip(f"{variant.kernel} is not one of the five kernels that these tests are for")
+    problem = Problem(batch=2, q_len=7, kv_len=9, heads=4, kv_heads=2, head_dim=64, mask=Mask.causal())
+    assert variant.dispatch(problem) == variant.dispatch(problem.sizes) == CONTRACT[variant.kernel]
+
+
+@pytest.mark.parametrize("heads", ["q", "k"])
+@pytest.mark.parametrize("wg", [64, 256])
+def test_dispatch_of_rope(heads: str, wg: int) -> None:
+    variant = generated.load(f"rope_{heads}_backward_wg{wg}")
+    sizes = {"batch": 2, "seq_len": 7, "heads": 4, "kv_heads": 2, "half_head_dim": 16}
+    assert variant.dispatch(sizes) == (-(-7 * (4 if heads == "q" else 2) * 16 // wg), 1, 2)
 
 
 # Loading

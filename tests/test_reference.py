@@ -64,7 +64,7 @@ def dense(problem: Problem, q: Any, k: Any, v: Any, d_o: Any, options: dict[str,
         s, inner = cap * np.tanh(s / cap), np.cosh(s / cap) ** -2.0
     if "alibi" in options:
         i, j = np.arange(problem.q_len)[:, None], np.arange(problem.kv_len)
-        s = s + options["alibi"][:, None, None] * (j - i - (problem.kv_len - problem.q_len))
+        s = s - options["alibi"][:, None, None] * np.abs(j - i - (problem.kv_len - problem.q_len))
     e = np.exp(s) * pairs(problem, options)[:, None]
     total = e.sum(axis=-1, keepdims=True)
     p = np.divide(e, total, out=np.zeros_like(e), where=total > 0)
@@ -116,7 +116,7 @@ def test_against_autograd(case: str) -> None:
         s = cap * torch.tanh(s / cap)
     if "alibi" in options:
         i, j = torch.arange(problem.q_len)[:, None], torch.arange(problem.kv_len)
-        s = s + torch.tensor(options["alibi"])[:, None, None] * (j - i - (problem.kv_len - problem.q_len))
+        s = s - torch.tensor(options["alibi"])[:, None, None] * abs(j - i - (problem.kv_len - problem.q_len))
     visible = torch.tensor(pairs(problem, options))[:, None]
     # a finite fill: rows without any visible pair become uniform, and are then masked
     p = torch.softmax(s.masked_fill(~visible, -1e30), dim=-1).masked_fill(~visible, 0)

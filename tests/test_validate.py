@@ -163,6 +163,10 @@ def test_no_compiler_at_all_is_a_fault() -> None:
 def test_every_variant_has_a_run_for_every_mask_it_serves(brief: bool) -> None:
     runs, missing = cases.runs(catalog.checked_in(), brief=brief)
     assert missing == {}
+    alone = [cases.runs([name], brief=brief)[0] for name in catalog.checked_in()]
+    assert all(
+        found and {run.proves[0][0] for run in found} == {name} for name, found in zip(catalog.checked_in(), alone, strict=True)
+    )
     proven = {pair for run in runs for pair in run.proves}
     for name, variant in catalog.checked_in().items():
         for mode in variant.serves.masks or ("",):
@@ -170,7 +174,7 @@ def test_every_variant_has_a_run_for_every_mask_it_serves(brief: bool) -> None:
     for run in runs:
         if run.recipe is not None:
             assert run.recipe.problem.batch > 1 and run.recipe.problem.group > 1
-            assert run.proves[0][0] in {variant.name for variant in run.variants}
+            assert run.proves[0][0] in catalog.checked_in() and run.proves[0][0] in {v.name for v in run.variants}
 
 
 def test_a_variant_that_no_problem_reaches_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,10 +35,11 @@ fn is_finite(x: f32) -> bool {
     return (bitcast<u32>(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-// exp(score − lse); a score that is not finite, or a probability that is not, counts as nothing.
+// exp(score − lse); a score that is not finite, or a probability that is not, counts as nothing. (& and not &&: some drivers
+// take minutes to compile many short-circuits.)
 fn probability(score: f32, lse: f32) -> f32 {
     let p = exp(score - lse);
-    return select(0.0, p, is_finite(score) && is_finite(p));
+    return select(0.0, p, is_finite(score) & is_finite(p));
 }
 
 fn guard_result(x: f32) -> f32 {

@@ -50,9 +50,9 @@ fn guard_result(x: vec4<f32>) -> vec4<f32> {
 }
 
 // dS_ij = scale·P_ij·(dP_ij − D_i). Where P and dP are both zero nothing is seen, and a D that is NaN must not get in.
-fn d_s(p: vec4<f32>, d_p: vec4<f32>, delta: f32) -> vec4<f32> {
+fn d_s(p: vec4<f32>, d_p: vec4<f32>, terms: vec2<f32>) -> vec4<f32> {
     let seen = ((bitcast<vec4<u32>>(p) | bitcast<vec4<u32>>(d_p)) & vec4<u32>(0x7fffffffu)) != vec4<u32>();
-    return select(vec4<f32>(), call.scale * p * (d_p - delta), seen);
+    return select(vec4<f32>(), call.scale * terms.x * p * (d_p - terms.y), seen);
 }
 
 fn finite_or_zero(x: vec4<f32>) -> vec4<f32> {
@@ -64,6 +64,11 @@ fn finite_or_zero(x: vec4<f32>) -> vec4<f32> {
 fn hull_of(batch: u32, block: u32) -> vec4<i32> {
     let at = call.batch * call.q_len + 2u * (batch * ((call.q_len + 63u) / 64u) + block);
     return vec4<i32>(intervals[at], intervals[at + 1u]);
+}
+
+// The key that a block's scores begin with; they are stored from there on.
+fn base_of(hull: vec4<i32>) -> u32 {
+    return u32(hull.x) / 64u * 64u;
 }
 
 fn read_k(row: u32, position: u32, channel: u32) -> vec4<f32> {
@@ -114,8 +119,9 @@ fn attention_dq(
     var dq_7_0 = vec4<f32>();
 
     // The blocks of scores that the hull meets, each written whole; a part of them
+    let base = base_of(hull);
     let seen = hull.x < hull.w;
-    let first_block = select(0u, u32(hull.x) / KEY_COLS, seen);
+    let first_block = select(0u, base / KEY_COLS, seen);
     let blocks = select(0u, (u32(hull.w) + KEY_COLS - 1u) / KEY_COLS - first_block, seen);
     let begin = (first_block + blocks * part / call.key_parts) * KEY_COLS;
     let end = (first_block + blocks * (part + 1u) / call.key_parts) * KEY_COLS;
@@ -126,21 +132,21 @@ fn attention_dq(
             let entry = tid + 0u;
             let strip_row = strip_slot * call.strip_rows + first_row + entry / 4u;
             let terms = row_terms[strip_row];
-            let source = (strip_row * call.key_stride + key) / 2u + entry % 4u * 2u;
+            let source = (strip_row * call.key_stride + key - base) / 2u + entry % 4u * 2u;
             let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
-            let p = vec4<f32>(pairs[0].xz, pairs[1].xz) * terms.x;
+            let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
             let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
-            ds_tile[entry / 4u * ROW_STRIDE + entry % 4u] = d_s(p, d_p, terms.y);
+            ds_tile[entry / 4u * ROW_STRIDE + entry % 4u] = d_s(p, d_p, terms);
         }
         {
             let entry = tid + 128u;
             let strip_row = strip_slot * call.strip_rows + first_row + entry / 4u;
             let terms = row_terms[strip_row];
-            let source = (strip_row * call.key_stride + key) / 2u + entry % 4u * 2u;
+            let source = (strip_row * call.key_stride + key - base) / 2u + entry % 4u * 2u;
             let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
-            let p = vec4<f32>(pairs[0].xz, pairs[1].xz) * terms.x;
+            let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
             let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
-            ds_tile[entry / 4u * ROW_STRIDE + entry % 4u] = d_s(p, d_p, terms.y);
+            ds_tile[entry / 4u * ROW_STRIDE + entry % 4u] = d_s(p, d_p, terms);
         }
         {
             let entry = tid + 0u;

@@ -1,10 +1,11 @@
 // attention_scores_rows64_cols128_rr8_cr8_chunk16_d80_span1: P and dP of a strip of queries, and the sums of their rows.
 //
-//   P_ij = exp(scale·Q_i·K_j − LSE_i), 0 where query i does not see key j    dP_ij = dO_i·V_j    Σ_j P_ij    Σ_j P_ij·dP_ij
+//   S_ij = scale·Q_i·K_j
+//   P_ij = exp(S_ij − LSE_i), 0 where query i does not see key j    dP_ij = dO_i·V_j    Σ_j P_ij    Σ_j P_ij·dP_ij
 //
-// One workgroup owns a block of 64 queries (wg.y) of one slot (wg.z), and loops over 1 block of 128 keys (wg.x).
+// One workgroup owns a block of 64 queries (wg.y) of one slot (wg.z), and loops over 1 block of 128 keys (wg.x) of those that its queries' hull meets.
 // A thread holds 8 queries × 8 keys: p_<row>_<col>, acc_<row>_<col>. head_dim passes by 16 at a time.
-// scores is [slot of the strip, row of the strip, key]; a block that no query of it sees is left unwritten.
+// scores is [slot of the strip, row of the strip, key from the hull's first block on].
 
 const ROWS: u32 = 64u;
 const COLS: u32 = 128u;
@@ -51,16 +52,22 @@ fn is_finite(x: f32) -> bool {
     return (bitcast<u32>(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-// exp(score − lse); a score that is not finite, or a probability that is not, counts as nothing.
+// exp(score − lse); a score that is not finite, or a probability that is not, counts as nothing. (& and not &&: some drivers
+// take minutes to compile many short-circuits.)
 fn probability(score: f32, lse: f32) -> f32 {
     let p = exp(score - lse);
-    return select(0.0, p, is_finite(score) && is_finite(p));
+    return select(0.0, p, is_finite(score) & is_finite(p));
 }
 
 // The hull of a block of queries: least lo, greatest lo, least hi, greatest hi.
 fn hull_of(batch: u32, block: u32) -> vec4<i32> {
     let at = call.batch * call.q_len + 2u * (batch * ((call.q_len + 63u) / 64u) + block);
     return vec4<i32>(intervals[at], intervals[at + 1u]);
+}
+
+// The key that a block's scores begin with; they are stored from there on.
+fn base_of(hull: vec4<i32>) -> u32 {
+    return u32(hull.x) / 128u * 128u;
 }
 
 fn read_q(row: u32, position: u32, channel: u32) -> vec4<f32> {
@@ -196,9 +203,9 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
     var acc_7_7: f32;
 
     // The blocks of this span that the hull meets
-    let span_key = workgroup.x * SPAN * COLS;
-    let begin = max(span_key, u32(hull.x) / COLS * COLS);
-    let end = min(span_key + SPAN * COLS, u32(hull.w));
+    let base = base_of(hull);
+    let begin = base + workgroup.x * SPAN * COLS;
+    let end = min(begin + SPAN * COLS, u32(hull.w));
     if (hull.x >= hull.w || begin >= end) {
         return;
     }
@@ -393,7 +400,7 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
             }
         }
 
-        // P_ij = exp(scale·S_ij − LSE_i)
+        // P_ij = exp(S_ij − LSE_i)
         var p_0_0 = probability(acc_0_0 * call.scale, lse_0);
         var p_0_1 = probability(acc_0_1 * call.scale, lse_0);
         var p_0_2 = probability(acc_0_2 * call.scale, lse_0);
@@ -656,49 +663,49 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 let seen = select(vec2<i32>(), intervals[batch * call.q_len + query_0], position < call.q_len);
                 {
                     let key = i32(first_key + col + 0u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_0_0 = select(0.0, p_0_0, visible);
                     acc_0_0 = select(0.0, acc_0_0, visible);
                 }
                 {
                     let key = i32(first_key + col + 1u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_0_1 = select(0.0, p_0_1, visible);
                     acc_0_1 = select(0.0, acc_0_1, visible);
                 }
                 {
                     let key = i32(first_key + col + 2u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_0_2 = select(0.0, p_0_2, visible);
                     acc_0_2 = select(0.0, acc_0_2, visible);
                 }
                 {
                     let key = i32(first_key + col + 3u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_0_3 = select(0.0, p_0_3, visible);
                     acc_0_3 = select(0.0, acc_0_3, visible);
                 }
                 {
                     let key = i32(first_key + col + 4u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_0_4 = select(0.0, p_0_4, visible);
                     acc_0_4 = select(0.0, acc_0_4, visible);
                 }
                 {
                     let key = i32(first_key + col + 5u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_0_5 = select(0.0, p_0_5, visible);
                     acc_0_5 = select(0.0, acc_0_5, visible);
                 }
                 {
                     let key = i32(first_key + col + 6u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_0_6 = select(0.0, p_0_6, visible);
                     acc_0_6 = select(0.0, acc_0_6, visible);
                 }
                 {
                     let key = i32(first_key + col + 7u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_0_7 = select(0.0, p_0_7, visible);
                     acc_0_7 = select(0.0, acc_0_7, visible);
                 }
@@ -708,49 +715,49 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 let seen = select(vec2<i32>(), intervals[batch * call.q_len + query_1], position < call.q_len);
                 {
                     let key = i32(first_key + col + 0u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_1_0 = select(0.0, p_1_0, visible);
                     acc_1_0 = select(0.0, acc_1_0, visible);
                 }
                 {
                     let key = i32(first_key + col + 1u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_1_1 = select(0.0, p_1_1, visible);
                     acc_1_1 = select(0.0, acc_1_1, visible);
                 }
                 {
                     let key = i32(first_key + col + 2u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_1_2 = select(0.0, p_1_2, visible);
                     acc_1_2 = select(0.0, acc_1_2, visible);
                 }
                 {
                     let key = i32(first_key + col + 3u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_1_3 = select(0.0, p_1_3, visible);
                     acc_1_3 = select(0.0, acc_1_3, visible);
                 }
                 {
                     let key = i32(first_key + col + 4u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_1_4 = select(0.0, p_1_4, visible);
                     acc_1_4 = select(0.0, acc_1_4, visible);
                 }
                 {
                     let key = i32(first_key + col + 5u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_1_5 = select(0.0, p_1_5, visible);
                     acc_1_5 = select(0.0, acc_1_5, visible);
                 }
                 {
                     let key = i32(first_key + col + 6u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_1_6 = select(0.0, p_1_6, visible);
                     acc_1_6 = select(0.0, acc_1_6, visible);
                 }
                 {
                     let key = i32(first_key + col + 7u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_1_7 = select(0.0, p_1_7, visible);
                     acc_1_7 = select(0.0, acc_1_7, visible);
                 }
@@ -760,49 +767,49 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 let seen = select(vec2<i32>(), intervals[batch * call.q_len + query_2], position < call.q_len);
                 {
                     let key = i32(first_key + col + 0u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_2_0 = select(0.0, p_2_0, visible);
                     acc_2_0 = select(0.0, acc_2_0, visible);
                 }
                 {
                     let key = i32(first_key + col + 1u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_2_1 = select(0.0, p_2_1, visible);
                     acc_2_1 = select(0.0, acc_2_1, visible);
                 }
                 {
                     let key = i32(first_key + col + 2u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_2_2 = select(0.0, p_2_2, visible);
                     acc_2_2 = select(0.0, acc_2_2, visible);
                 }
                 {
                     let key = i32(first_key + col + 3u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_2_3 = select(0.0, p_2_3, visible);
                     acc_2_3 = select(0.0, acc_2_3, visible);
                 }
                 {
                     let key = i32(first_key + col + 4u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_2_4 = select(0.0, p_2_4, visible);
                     acc_2_4 = select(0.0, acc_2_4, visible);
                 }
                 {
                     let key = i32(first_key + col + 5u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_2_5 = select(0.0, p_2_5, visible);
                     acc_2_5 = select(0.0, acc_2_5, visible);
                 }
                 {
                     let key = i32(first_key + col + 6u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_2_6 = select(0.0, p_2_6, visible);
                     acc_2_6 = select(0.0, acc_2_6, visible);
                 }
                 {
                     let key = i32(first_key + col + 7u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_2_7 = select(0.0, p_2_7, visible);
                     acc_2_7 = select(0.0, acc_2_7, visible);
                 }
@@ -812,49 +819,49 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 let seen = select(vec2<i32>(), intervals[batch * call.q_len + query_3], position < call.q_len);
                 {
                     let key = i32(first_key + col + 0u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_3_0 = select(0.0, p_3_0, visible);
                     acc_3_0 = select(0.0, acc_3_0, visible);
                 }
                 {
                     let key = i32(first_key + col + 1u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_3_1 = select(0.0, p_3_1, visible);
                     acc_3_1 = select(0.0, acc_3_1, visible);
                 }
                 {
                     let key = i32(first_key + col + 2u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_3_2 = select(0.0, p_3_2, visible);
                     acc_3_2 = select(0.0, acc_3_2, visible);
                 }
                 {
                     let key = i32(first_key + col + 3u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_3_3 = select(0.0, p_3_3, visible);
                     acc_3_3 = select(0.0, acc_3_3, visible);
                 }
                 {
                     let key = i32(first_key + col + 4u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_3_4 = select(0.0, p_3_4, visible);
                     acc_3_4 = select(0.0, acc_3_4, visible);
                 }
                 {
                     let key = i32(first_key + col + 5u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_3_5 = select(0.0, p_3_5, visible);
                     acc_3_5 = select(0.0, acc_3_5, visible);
                 }
                 {
                     let key = i32(first_key + col + 6u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_3_6 = select(0.0, p_3_6, visible);
                     acc_3_6 = select(0.0, acc_3_6, visible);
                 }
                 {
                     let key = i32(first_key + col + 7u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_3_7 = select(0.0, p_3_7, visible);
                     acc_3_7 = select(0.0, acc_3_7, visible);
                 }
@@ -864,49 +871,49 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 let seen = select(vec2<i32>(), intervals[batch * call.q_len + query_4], position < call.q_len);
                 {
                     let key = i32(first_key + col + 0u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_4_0 = select(0.0, p_4_0, visible);
                     acc_4_0 = select(0.0, acc_4_0, visible);
                 }
                 {
                     let key = i32(first_key + col + 1u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_4_1 = select(0.0, p_4_1, visible);
                     acc_4_1 = select(0.0, acc_4_1, visible);
                 }
                 {
                     let key = i32(first_key + col + 2u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_4_2 = select(0.0, p_4_2, visible);
                     acc_4_2 = select(0.0, acc_4_2, visible);
                 }
                 {
                     let key = i32(first_key + col + 3u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_4_3 = select(0.0, p_4_3, visible);
                     acc_4_3 = select(0.0, acc_4_3, visible);
                 }
                 {
                     let key = i32(first_key + col + 4u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_4_4 = select(0.0, p_4_4, visible);
                     acc_4_4 = select(0.0, acc_4_4, visible);
                 }
                 {
                     let key = i32(first_key + col + 5u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_4_5 = select(0.0, p_4_5, visible);
                     acc_4_5 = select(0.0, acc_4_5, visible);
                 }
                 {
                     let key = i32(first_key + col + 6u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_4_6 = select(0.0, p_4_6, visible);
                     acc_4_6 = select(0.0, acc_4_6, visible);
                 }
                 {
                     let key = i32(first_key + col + 7u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_4_7 = select(0.0, p_4_7, visible);
                     acc_4_7 = select(0.0, acc_4_7, visible);
                 }
@@ -916,49 +923,49 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 let seen = select(vec2<i32>(), intervals[batch * call.q_len + query_5], position < call.q_len);
                 {
                     let key = i32(first_key + col + 0u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_5_0 = select(0.0, p_5_0, visible);
                     acc_5_0 = select(0.0, acc_5_0, visible);
                 }
                 {
                     let key = i32(first_key + col + 1u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_5_1 = select(0.0, p_5_1, visible);
                     acc_5_1 = select(0.0, acc_5_1, visible);
                 }
                 {
                     let key = i32(first_key + col + 2u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_5_2 = select(0.0, p_5_2, visible);
                     acc_5_2 = select(0.0, acc_5_2, visible);
                 }
                 {
                     let key = i32(first_key + col + 3u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_5_3 = select(0.0, p_5_3, visible);
                     acc_5_3 = select(0.0, acc_5_3, visible);
                 }
                 {
                     let key = i32(first_key + col + 4u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_5_4 = select(0.0, p_5_4, visible);
                     acc_5_4 = select(0.0, acc_5_4, visible);
                 }
                 {
                     let key = i32(first_key + col + 5u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_5_5 = select(0.0, p_5_5, visible);
                     acc_5_5 = select(0.0, acc_5_5, visible);
                 }
                 {
                     let key = i32(first_key + col + 6u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_5_6 = select(0.0, p_5_6, visible);
                     acc_5_6 = select(0.0, acc_5_6, visible);
                 }
                 {
                     let key = i32(first_key + col + 7u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_5_7 = select(0.0, p_5_7, visible);
                     acc_5_7 = select(0.0, acc_5_7, visible);
                 }
@@ -968,49 +975,49 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 let seen = select(vec2<i32>(), intervals[batch * call.q_len + query_6], position < call.q_len);
                 {
                     let key = i32(first_key + col + 0u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_6_0 = select(0.0, p_6_0, visible);
                     acc_6_0 = select(0.0, acc_6_0, visible);
                 }
                 {
                     let key = i32(first_key + col + 1u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_6_1 = select(0.0, p_6_1, visible);
                     acc_6_1 = select(0.0, acc_6_1, visible);
                 }
                 {
                     let key = i32(first_key + col + 2u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_6_2 = select(0.0, p_6_2, visible);
                     acc_6_2 = select(0.0, acc_6_2, visible);
                 }
                 {
                     let key = i32(first_key + col + 3u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_6_3 = select(0.0, p_6_3, visible);
                     acc_6_3 = select(0.0, acc_6_3, visible);
                 }
                 {
                     let key = i32(first_key + col + 4u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_6_4 = select(0.0, p_6_4, visible);
                     acc_6_4 = select(0.0, acc_6_4, visible);
                 }
                 {
                     let key = i32(first_key + col + 5u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_6_5 = select(0.0, p_6_5, visible);
                     acc_6_5 = select(0.0, acc_6_5, visible);
                 }
                 {
                     let key = i32(first_key + col + 6u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_6_6 = select(0.0, p_6_6, visible);
                     acc_6_6 = select(0.0, acc_6_6, visible);
                 }
                 {
                     let key = i32(first_key + col + 7u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_6_7 = select(0.0, p_6_7, visible);
                     acc_6_7 = select(0.0, acc_6_7, visible);
                 }
@@ -1020,56 +1027,56 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 let seen = select(vec2<i32>(), intervals[batch * call.q_len + query_7], position < call.q_len);
                 {
                     let key = i32(first_key + col + 0u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_7_0 = select(0.0, p_7_0, visible);
                     acc_7_0 = select(0.0, acc_7_0, visible);
                 }
                 {
                     let key = i32(first_key + col + 1u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_7_1 = select(0.0, p_7_1, visible);
                     acc_7_1 = select(0.0, acc_7_1, visible);
                 }
                 {
                     let key = i32(first_key + col + 2u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_7_2 = select(0.0, p_7_2, visible);
                     acc_7_2 = select(0.0, acc_7_2, visible);
                 }
                 {
                     let key = i32(first_key + col + 3u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_7_3 = select(0.0, p_7_3, visible);
                     acc_7_3 = select(0.0, acc_7_3, visible);
                 }
                 {
                     let key = i32(first_key + col + 4u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_7_4 = select(0.0, p_7_4, visible);
                     acc_7_4 = select(0.0, acc_7_4, visible);
                 }
                 {
                     let key = i32(first_key + col + 5u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_7_5 = select(0.0, p_7_5, visible);
                     acc_7_5 = select(0.0, acc_7_5, visible);
                 }
                 {
                     let key = i32(first_key + col + 6u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_7_6 = select(0.0, p_7_6, visible);
                     acc_7_6 = select(0.0, acc_7_6, visible);
                 }
                 {
                     let key = i32(first_key + col + 7u * COL_THREADS);
-                    let visible = key >= seen.x && key < seen.y;
+                    let visible = (key >= seen.x) & (key < seen.y);
                     p_7_7 = select(0.0, p_7_7, visible);
                     acc_7_7 = select(0.0, acc_7_7, visible);
                 }
             }
         }
         {
-            let at = (strip_row + 0u) * call.key_stride + first_key + col;
+            let at = (strip_row + 0u) * call.key_stride + first_key - base + col;
             scores[at + 0u * COL_THREADS] = vec2<f32>(p_0_0, acc_0_0);
             sum_0 += vec2<f32>(p_0_0, p_0_0 * acc_0_0);
             scores[at + 1u * COL_THREADS] = vec2<f32>(p_0_1, acc_0_1);
@@ -1088,7 +1095,7 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
             sum_0 += vec2<f32>(p_0_7, p_0_7 * acc_0_7);
         }
         {
-            let at = (strip_row + 1u) * call.key_stride + first_key + col;
+            let at = (strip_row + 1u) * call.key_stride + first_key - base + col;
             scores[at + 0u * COL_THREADS] = vec2<f32>(p_1_0, acc_1_0);
             sum_1 += vec2<f32>(p_1_0, p_1_0 * acc_1_0);
             scores[at + 1u * COL_THREADS] = vec2<f32>(p_1_1, acc_1_1);
@@ -1107,7 +1114,7 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
             sum_1 += vec2<f32>(p_1_7, p_1_7 * acc_1_7);
         }
         {
-            let at = (strip_row + 2u) * call.key_stride + first_key + col;
+            let at = (strip_row + 2u) * call.key_stride + first_key - base + col;
             scores[at + 0u * COL_THREADS] = vec2<f32>(p_2_0, acc_2_0);
             sum_2 += vec2<f32>(p_2_0, p_2_0 * acc_2_0);
             scores[at + 1u * COL_THREADS] = vec2<f32>(p_2_1, acc_2_1);
@@ -1126,7 +1133,7 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
             sum_2 += vec2<f32>(p_2_7, p_2_7 * acc_2_7);
         }
         {
-            let at = (strip_row + 3u) * call.key_stride + first_key + col;
+            let at = (strip_row + 3u) * call.key_stride + first_key - base + col;
             scores[at + 0u * COL_THREADS] = vec2<f32>(p_3_0, acc_3_0);
             sum_3 += vec2<f32>(p_3_0, p_3_0 * acc_3_0);
             scores[at + 1u * COL_THREADS] = vec2<f32>(p_3_1, acc_3_1);
@@ -1145,7 +1152,7 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
             sum_3 += vec2<f32>(p_3_7, p_3_7 * acc_3_7);
         }
         {
-            let at = (strip_row + 4u) * call.key_stride + first_key + col;
+            let at = (strip_row + 4u) * call.key_stride + first_key - base + col;
             scores[at + 0u * COL_THREADS] = vec2<f32>(p_4_0, acc_4_0);
             sum_4 += vec2<f32>(p_4_0, p_4_0 * acc_4_0);
             scores[at + 1u * COL_THREADS] = vec2<f32>(p_4_1, acc_4_1);
@@ -1164,7 +1171,7 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
             sum_4 += vec2<f32>(p_4_7, p_4_7 * acc_4_7);
         }
         {
-            let at = (strip_row + 5u) * call.key_stride + first_key + col;
+            let at = (strip_row + 5u) * call.key_stride + first_key - base + col;
             scores[at + 0u * COL_THREADS] = vec2<f32>(p_5_0, acc_5_0);
             sum_5 += vec2<f32>(p_5_0, p_5_0 * acc_5_0);
             scores[at + 1u * COL_THREADS] = vec2<f32>(p_5_1, acc_5_1);
@@ -1183,7 +1190,7 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
             sum_5 += vec2<f32>(p_5_7, p_5_7 * acc_5_7);
         }
         {
-            let at = (strip_row + 6u) * call.key_stride + first_key + col;
+            let at = (strip_row + 6u) * call.key_stride + first_key - base + col;
             scores[at + 0u * COL_THREADS] = vec2<f32>(p_6_0, acc_6_0);
             sum_6 += vec2<f32>(p_6_0, p_6_0 * acc_6_0);
             scores[at + 1u * COL_THREADS] = vec2<f32>(p_6_1, acc_6_1);
@@ -1202,7 +1209,7 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
             sum_6 += vec2<f32>(p_6_7, p_6_7 * acc_6_7);
         }
         {
-            let at = (strip_row + 7u) * call.key_stride + first_key + col;
+            let at = (strip_row + 7u) * call.key_stride + first_key - base + col;
             scores[at + 0u * COL_THREADS] = vec2<f32>(p_7_0, acc_7_0);
             sum_7 += vec2<f32>(p_7_0, p_7_0 * acc_7_0);
             scores[at + 1u * COL_THREADS] = vec2<f32>(p_7_1, acc_7_1);
