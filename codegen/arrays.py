@@ -11,9 +11,10 @@ from numpy.typing import ArrayLike, NDArray
 from . import reference
 from .device import Device, default_device
 from .errors import ArgumentError
-from .plan import plan, resolve_numbers
+from .plan import plan
 from .problem import GRADIENTS, Mask, Problem
 from .rope import check_rope, record_rope_backward
+from .words import resolve_numbers
 
 F32 = NDArray[np.float32]
 

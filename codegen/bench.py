@@ -111,10 +111,7 @@ def run(args: argparse.Namespace) -> int:
         profile = device.profile
         problems = problems_of(args, SOFTWARE_SHAPES if profile.software else SHAPES)
         reports = [measure(device, problem, args, tell) for problem in problems]
-    if args.plot is not None:
-        from .bench_plot import plot
-
-        plot(args.plot, reports, f"Backward pass on {profile.name}, {profile.backend}")
+    out = console()
     if args.json:
         print_json(
             {
@@ -129,12 +126,15 @@ def run(args: argparse.Namespace) -> int:
             }
         )
     else:
-        out = console()
         out.width = min(out.width, MAX_WIDTH)
         out.print(Text.assemble("Backward pass on ", (profile.name, "bold"), f", {profile.backend}"))
         for report in reports:
             print_report(out, report)
-        if args.plot is not None:
+    if args.plot is not None:  # last, so that nothing measured is lost where it cannot be written
+        from .bench_plot import plot
+
+        plot(args.plot, reports, f"Backward pass on {profile.name}, {profile.backend}")
+        if not args.json:
             out.print(f"\nDrawn in {args.plot}", soft_wrap=True)
     return 0 if all(report.ok for report in reports) else 1
 

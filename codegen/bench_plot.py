@@ -1,4 +1,4 @@
-"""The picture of ``bench``: a panel for each problem, a bar for each contender. The only importer of matplotlib but for tune."""
+"""The picture of ``bench``: a panel for each problem, a bar for each contender. Imports matplotlib when it draws."""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -17,7 +16,8 @@ from .errors import ArgumentError, GpuBufferError, UnservedProblemError
 from .problem import GRADIENTS, Problem
 from .recipe import Recipe, Step
 from .select import Selection, select
-from .variant import Binding, RenderedVariant, Variant
+from .variant import RenderedVariant, Variant
+from .words import Numbers, pack_words, resolve_numbers, uniform_values
 
 BufferLike: TypeAlias = Any
 """A GPU buffer of the device's package, or (buffer, offset, size) in bytes."""
@@ -48,14 +48,6 @@ class _Range:
     buffer: Any
     offset: int
     size: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Numbers:
-    """What a call gives beside buffers; ``softcap`` counts only where the problem has one."""
-
-    scale: float
-    softcap: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,49 +266,6 @@ def plan(problem: Problem, device: Device | None = None, *, algorithm: str | Non
     if selection.best is None:
         raise UnservedProblemError(problem, device.profile.name, selection.refusals)
     return Plan(selection, selection.best, device)
-
-
-def resolve_numbers(problem: Problem, scale: float | None, softcap: float | None) -> Numbers:
-    """The call's numbers with their defaults; raises ``ArgumentError`` unless they are finite and the softcap is as the problem says."""
-    if (softcap is not None) != problem.softcap:
-        want = "a bound above 0, since the problem has softcap=True" if problem.softcap else "None: the problem has no softcap"
-        raise ArgumentError("softcap", repr(softcap), want)
-    cap = 1.0 if softcap is None else _finite("softcap", softcap)
-    if cap <= 0:
-        raise ArgumentError("softcap", cap, "a number above 0")
-    return Numbers(scale=1.0 / math.sqrt(problem.head_dim) if scale is None else _finite("scale", scale), softcap=cap)
-
-
-def _finite(name: str, value: float) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ArgumentError(name, repr(value), "a number") from None
-    if not math.isfinite(number):
-        raise ArgumentError(name, number, "a finite number")
-    return number
-
-
-def uniform_values(problem: Problem) -> dict[str, float | int]:
-    """What the words of a kernel's uniforms are called, and their values for a problem; terms that a mask lacks never bind."""
-    mask, never = problem.interval, 1 << 30
-    return {
-        **problem.sizes,
-        "lo_shift": -never if mask.lo_shift is None else mask.lo_shift,
-        "hi_shift": never if mask.hi_shift is None else mask.hi_shift,
-        "prefix": never if mask.prefix is None else mask.prefix,
-        "prefix_shift": mask.prefix_shift,
-    }
-
-
-def pack_words(binding: Binding, values: Mapping[str, float | int]) -> np.ndarray[Any, np.dtype[np.uint32]]:
-    """A uniform's 32-bit words, as its binding names them."""
-    words = np.zeros(len(binding.words), np.uint32)
-    for i, word in enumerate(binding.words):
-        name, kind = word.split(":")
-        dtype = {"u32": np.uint32, "i32": np.int32, "f32": np.float32}[kind]
-        words[i] = np.array(values[name], dtype).view(np.uint32)
-    return words
 
 
 def _overlap(a: _Range, b: _Range) -> bool:

@@ -124,7 +124,7 @@ class AttentionScores(_TiledVariant):
             storage(3, "d_o", self.element),
             storage(4, "lse", "f32"),
             storage(5, "intervals", "vec2<i32>"),
-            storage(6, "scores", "vec2<f32>", access="read_write"),
+            storage(6, "scores", "vec4<f32>", access="read_write"),
             storage(7, "row_sums", "vec2<f32>", access="read_write"),
             call(8, *SIZES, "scale:f32", *STRIP, "spans:u32", "batch:u32", *self.cap_words),
             *((slopes(9),) if self.alibi else ()),

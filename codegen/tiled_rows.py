@@ -115,7 +115,7 @@ class AttentionRows(Variant):
             storage(2, "row_terms", terms_type(self.softcap), access="read_write"),
             call(3, *SIZES, *STRIP, "spans:u32", "batch:u32"),
             *given,
-            *((storage(6, "lse", "f32"),) if self.softcap else ()),
+            *((storage(6, "lse", "f32"),) if self.softcap or self.given else ()),
             *((slopes(7),) if self.softcap and self.alibi else ()),
         )
 

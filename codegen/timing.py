@@ -31,6 +31,8 @@ PASS_SECONDS = 0.02
 """Warming up goes in passes of about so long: long enough to hide the host, too short for a driver's time-out."""
 MAX_REPETITIONS = 64
 KERNEL_ROUNDS = 5
+SOFTCAP = 30.0
+"""The bound where a problem has one: such as models use."""
 
 
 class Runner(Protocol):
@@ -222,7 +224,7 @@ class Workbench:
         selection = Selection(problem=recipe.problem, profile=self.device.profile, candidates=(recipe,), refusals=())
         plan = Plan(selection, recipe, self.device)
         buffers = {name: self._buffer(name) for name in plan.buffers}
-        steps = plan.bind(buffers)
+        steps = plan.bind(buffers, softcap=SOFTCAP if self.problem.softcap else None)
         with self.device.guard("preparing a plan"):
             encoder = self.device.raw.create_command_encoder()
             plan.record_first(encoder, buffers)
@@ -244,6 +246,8 @@ class Workbench:
             return np.ascontiguousarray(np.broadcast_to(self.doc_start, (p.batch, p.q_len)), np.uint32)
         if name == "kv_lengths":
             return np.asarray(self.kv_lengths, np.uint32)
+        if name == "alibi_slopes":
+            return np.exp2(-8 * np.arange(1, p.heads + 1) / p.heads).astype(np.float32)
         if name == "lse":
             lo, hi = reference.key_intervals(p, doc_start=self.doc_start, kv_lengths=self.kv_lengths)
             with np.errstate(divide="ignore"):

@@ -27,7 +27,7 @@ from .cases import Run
 from .device import Device, Pipeline, open_device
 from .errors import ArgumentError, DeviceError, WgslAttentionError
 from .manifest import smallest_profile, variant_of
-from .plan import Plan, pack_words, rendered
+from .plan import Plan, rendered
 from .problem import GRADIENTS
 from .profile import PROFILES, builtin_profile
 from .recipe import Recipe
@@ -36,6 +36,7 @@ from .rope import rope_ratio
 from .select import Selection
 from .toolchains import LIMITS
 from .variant import Binding, RenderedVariant, Variant
+from .words import pack_words
 
 DEFAULT = "webgpu-default"
 ROPE_TOLERANCE = 2.0**-21

@@ -263,6 +263,7 @@ def _shortfalls(variant: Variant | RenderedVariant, threads: int, profile: Devic
         ("bytes of workgroup memory", variant.workgroup_bytes, limits.max_compute_workgroup_storage_size),
         ("threads", threads, min(limits.max_compute_invocations_per_workgroup, limits.max_compute_workgroup_size_x)),
         ("storage buffers", storage_buffers, limits.max_storage_buffers_per_shader_stage),
+        ("bytes of a uniform", max(b.array_bytes for b in variant.bindings), limits.max_uniform_buffer_binding_size),
     )
     lines = [f"needs {need} {what}, the device has {have}" for what, need, have in needs if need > have]
     lines += [f"needs the feature {feature}" for feature in variant.features if feature not in profile.features]

@@ -32,8 +32,6 @@ export type Name =
   | "attention_backward_short_wg256_maxseq512_dmax256_documents_seguniform"
   | "attention_backward_short_wg256_maxseq512_dmax256_full"
   | "attention_backward_wg128_dmax256_causal"
-  | "attention_backward_wg128_dmax256_documents_seguniform"
-  | "attention_backward_wg128_dmax256_documents_window_seguniform"
   | "attention_backward_wg128_dmax256_full"
   | "attention_backward_wg128_dmax256_prefix"
   | "attention_backward_wg128_dmax256_window"

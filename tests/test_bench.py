@@ -208,6 +208,13 @@ def test_the_workbench_shares_its_buffers() -> None:
     assert np.allclose(lse, np.log(np.arange(1, 33))[:, None] + 0.5)
 
 
+def test_every_term_that_a_problem_can_have() -> None:
+    device = wgpu_device()
+    p = problem(Mask.causal(), 24, 40, softcap=True, alibi=True, kv_lengths=True, batch=2, v_head_dim=8, given="delta")
+    (found,) = contenders(p, device.profile, ["tiled"])
+    assert found.recipe is not None and Workbench(device, p).prepare("tiled", found.recipe).time() > 0
+
+
 def test_record_pass() -> None:
     """A plan in a pass of the caller's, where nothing has to happen before it; else an error that says what to do."""
     device = wgpu_device()

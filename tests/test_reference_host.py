@@ -13,7 +13,7 @@ import reference_host
 from attention import SENTINEL, Inputs, documents, inputs, problem
 from conftest import skip_without
 from reference_host import CONTRACT, Host, modules
-from wgsl_attention import generated, reference
+from wgsl_attention import generated, manifest, reference
 from wgsl_attention.accuracy import Expected
 from wgsl_attention.kernels import AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
 from wgsl_attention.problem import Mask
@@ -21,18 +21,34 @@ from wgsl_attention.reference import Gradients
 from wgsl_attention.render import render
 
 Array = np.ndarray[Any, Any]
-SEQ = 70
-STREAMING = (
-    "attention_backward_wg256_d32_documents",
-    "attention_backward_wg256_dmax256_documents",
-    "attention_backward_wg256_d32_causal",
-)
-SHORT = (
-    "attention_backward_short_wg256_maxseq1024_d32_documents",
-    "attention_backward_short_wg256_maxseq512_dmax256_documents",
-    "attention_backward_short_wg256_maxseq512_d32_causal",
-)
-DKDV = ("attention_backward_short_dKdV_wg256_d32_causal", "attention_backward_short_dKdV_wg256_dmax256_causal")
+SEQ, HEAD_DIM = 70, 64
+SCALE = HEAD_DIM**-0.5
+
+
+def checked_in(entry_point: str) -> list[str]:
+    """The checked-in variants that such a host can run at this head_dim: not those with a mask's constants."""
+    names = []
+    for name, entry in manifest.entries().items():
+        params, (least, most) = entry["params"], entry["serves"]["head_dim"]
+        if entry["entry_point"] != entry_point or not least <= HEAD_DIM <= most or params["wg"] != 256:
+            continue
+        if params["mask"] in ("causal", "documents") and not params.get("seg_uniform"):
+            names.append(name)
+    return names
+
+
+STREAMING = checked_in("attention_backward")
+SHORT = checked_in("attention_backward_short")
+DKDV = checked_in("attention_backward_short_dKdV")
+
+
+def test_there_are_variants_to_swap_in() -> None:
+    """With the head_dim as a constant and as a bound, with documents and without."""
+    for names in (STREAMING, SHORT):
+        made = [generated.load(name).params for name in names]
+        assert {params["at_most"] for params in made} == {True, False}
+        assert {params["mask"] for params in made} == {"causal", "documents"}
+    assert len(DKDV) == 2
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -47,7 +63,7 @@ def host(entry_point: str, name: str = "") -> Host:
 
 def call(name: str) -> tuple[Inputs, dict[str, Array]]:
     """Inputs, and the arrays without a batch axis, as the file has them. For a causal variant, the file's seg is all zeros."""
-    p = problem(Mask.documents(), SEQ, heads=4, kv_heads=2, head_dim=32)
+    p = problem(Mask.documents(), SEQ, heads=4, kv_heads=2, head_dim=HEAD_DIM)
     given = inputs(p, doc_start=documents(p, [SEQ] if name.endswith("causal") else [1, 30, 17, 22]))
     return given, {key: array[0] for key, array in given.arrays.items()}
 
@@ -80,7 +96,7 @@ def test_variants_keep_the_bindings_of_the_file(entry_point: str) -> None:
 def test_attention_backward(name: str) -> None:
     given, x = call(name)
     zeros = {f"d_{n}": np.zeros_like(x[n]) for n in "qkv"}
-    found = reference_host.streaming(host("attention_backward", name), x, 32**-0.5, zeros)
+    found = reference_host.streaming(host("attention_backward", name), x, SCALE, zeros)
     judge(given.expected("streaming"), found)
 
 
@@ -90,7 +106,7 @@ def test_attention_backward_adds(name: str) -> None:
     given, x = call(name)
     rng = np.random.default_rng(3)
     before = {f"d_{n}": rng.integers(-3, 4, x[n].shape).astype(np.float32) for n in "qkv"}
-    found = reference_host.streaming(host("attention_backward", name), x, 32**-0.5, before)
+    found = reference_host.streaming(host("attention_backward", name), x, SCALE, before)
     right = given.expected().gradients
     for key, array in before.items():
         assert np.abs(array).max() == 3
@@ -103,7 +119,7 @@ def test_attention_backward_short_overwrites(main: str, dkdv: str) -> None:
     """Both kernels of the pair: no element of dQ, dK, dV keeps what it held, nor does the scratch for j ≤ s."""
     given, x = call(main)
     found = reference_host.short(
-        host("attention_backward_short", main), host("attention_backward_short_dKdV", dkdv), x, 32**-0.5, float(SENTINEL)
+        host("attention_backward_short", main), host("attention_backward_short_dKdV", dkdv), x, SCALE, float(SENTINEL)
     )
     judge(given.expected(), found)
     past = np.triu(np.ones((SEQ, SEQ), bool), 1)[:, None, :].repeat(4, axis=1)
@@ -113,10 +129,11 @@ def test_attention_backward_short_overwrites(main: str, dkdv: str) -> None:
 
 def test_the_pair_may_be_mixed() -> None:
     """The scratch between the two kernels is the file's: one of them may be rendered and the other the file's own."""
-    given, x = call(SHORT[0])
-    for main, dkdv in (("", DKDV[0]), (SHORT[0], "")):
+    given, x = call("documents")
+    rendered = next(name for name in SHORT if name.endswith("documents"))
+    for main, dkdv in (("", DKDV[0]), (rendered, "")):
         found = reference_host.short(
-            host("attention_backward_short", main), host("attention_backward_short_dKdV", dkdv), x, 32**-0.5, float(SENTINEL)
+            host("attention_backward_short", main), host("attention_backward_short_dKdV", dkdv), x, SCALE, float(SENTINEL)
         )
         judge(given.expected(), found)
 
@@ -125,16 +142,16 @@ def test_the_pair_may_be_mixed() -> None:
 def test_other_workgroup_sizes_need_no_other_host(wg: int) -> None:
     """The attention kernels dispatch by query or key, so that their number of threads is nobody's business."""
     given, x = call("documents")
-    common = {"wg": wg, "head_dim": 32}
+    common = {"wg": wg, "head_dim": HEAD_DIM}
     main = render(AttentionBackwardShort(max_seq=SEQ, mask="documents", **common)).wgsl
     dkdv = render(AttentionBackwardShortDkdv(mask="causal", **common)).wgsl
     found = reference_host.short(
-        Host("attention_backward_short", main), Host("attention_backward_short_dKdV", dkdv), x, 32**-0.5, float(SENTINEL)
+        Host("attention_backward_short", main), Host("attention_backward_short_dKdV", dkdv), x, SCALE, float(SENTINEL)
     )
     judge(given.expected(), found)
     streaming = Host("attention_backward", render(AttentionBackward(mask="documents", **common)).wgsl)
     zeros = {f"d_{n}": np.zeros_like(x[n]) for n in "qkv"}
-    judge(given.expected("streaming"), reference_host.streaming(streaming, x, 32**-0.5, zeros))
+    judge(given.expected("streaming"), reference_host.streaming(streaming, x, SCALE, zeros))
 
 
 def float32_angles(seq: int, head_dim: int, base: float, offset: int) -> Array:

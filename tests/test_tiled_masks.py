@@ -34,9 +34,7 @@ def test_causal_with_other_keys(wgpu: Device, kind: str, q_len: int, kv_len: int
         assert empty.size and not empty.view(np.uint32).any()
 
 
-@pytest.mark.parametrize(
-    "window", [(0, 0), (1, 0), (64, 0), (129, 0), (16, 16), (500, 500), (None, 7), (40, None)], ids=str
-)
+@pytest.mark.parametrize("window", [(0, 0), (1, 0), (64, 0), (129, 0), (16, 16), (500, 500), (None, 7), (40, None)], ids=str)
 @pytest.mark.parametrize(("q_len", "kv_len"), [(130, 130), (60, 130), (130, 60)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_windows(wgpu: Device, kind: str, q_len: int, kv_len: int, window: tuple[int | None, int | None]) -> None:

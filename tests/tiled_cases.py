@@ -126,7 +126,7 @@ def recipe(p: Problem, kind: str = "16k", guard: str = "zero", at_most: int = 0)
 
 @dataclass(kw_only=True)
 class Run:
-    """Runs one recipe. ``before`` is what the gradients' buffers hold (default: the sentinel), ``scratch`` what all scratch does."""
+    """Runs one recipe. ``before`` is what the gradients' buffers hold (default: the sentinel), ``scratch`` all scratch."""
 
     device: Device
     recipe: Recipe

@@ -5,7 +5,7 @@
 //
 // One workgroup owns a block of 128 queries (wg.y) of one slot (wg.z), and loops over 1 block of 128 keys (wg.x) of those that its queries' hull meets.
 // A thread holds 8 queries × 8 keys: p_<row>_<col>, acc_<row>_<col>. head_dim passes by 32 at a time.
-// scores is [slot of the strip, row of the strip, key from the hull's first block on].
+// scores is [slot of the strip, row of the strip, key from the hull's first block on], (P, dP) of two keys to a vec4.
 
 const ROWS: u32 = 128u;
 const COLS: u32 = 128u;
@@ -41,7 +41,7 @@ struct Call {
 @group(0) @binding(3) var<storage, read> d_o: array<vec4<f32>>;
 @group(0) @binding(4) var<storage, read> lse: array<f32>;
 @group(0) @binding(5) var<storage, read> intervals: array<vec2<i32>>;
-@group(0) @binding(6) var<storage, read_write> scores: array<vec2<f32>>;
+@group(0) @binding(6) var<storage, read_write> scores: array<vec4<f32>>;
 @group(0) @binding(7) var<storage, read_write> row_sums: array<vec2<f32>>;
 @group(0) @binding(8) var<uniform> call: Call;
 
@@ -57,6 +57,11 @@ fn is_finite(x: f32) -> bool {
 fn probability(score: f32, lse: f32) -> f32 {
     let p = exp(score - lse);
     return select(0.0, p, is_finite(score) & is_finite(p));
+}
+
+// The block's even keys are staged before its odd ones: a thread then holds pairs of neighbours, and stores four numbers at once.
+fn key_of(slot: u32) -> u32 {
+    return slot % 64u * 2u + slot / 64u;
 }
 
 // The hull of a block of queries: least lo, greatest lo, least hi, greatest hi.
@@ -110,7 +115,7 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
     }
     let hull = hull_of(batch, first_query / ROWS);
     let row = tid / COL_THREADS * 8u;  // this thread's first row of the block
-    let col = tid % COL_THREADS;  // its columns are col, col + COL_THREADS, …
+    let col = tid % COL_THREADS;  // its columns are the pairs of keys col, col + COL_THREADS, …: the even keys first, then the odd
     let strip_row = workgroup.z * call.strip_rows + workgroup.y * ROWS + row;
 
     let query_0 = min(first_query + row + 0u, call.q_len - 1u);
@@ -304,25 +309,25 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
 
             {
                 let entry = tid + 0u;
-                let position = first_key + entry / CHUNK;
+                let position = first_key + key_of(entry / CHUNK);
                 let source = (batch * call.kv_len + position) * call.kv_heads + kv_head;
                 tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_k(source, position, channel + entry % CHUNK);
             }
             {
                 let entry = tid + 256u;
-                let position = first_key + entry / CHUNK;
+                let position = first_key + key_of(entry / CHUNK);
                 let source = (batch * call.kv_len + position) * call.kv_heads + kv_head;
                 tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_k(source, position, channel + entry % CHUNK);
             }
             {
                 let entry = tid + 512u;
-                let position = first_key + entry / CHUNK;
+                let position = first_key + key_of(entry / CHUNK);
                 let source = (batch * call.kv_len + position) * call.kv_heads + kv_head;
                 tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_k(source, position, channel + entry % CHUNK);
             }
             {
                 let entry = tid + 768u;
-                let position = first_key + entry / CHUNK;
+                let position = first_key + key_of(entry / CHUNK);
                 let source = (batch * call.kv_len + position) * call.kv_heads + kv_head;
                 tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_k(source, position, channel + entry % CHUNK);
             }
@@ -572,25 +577,25 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
 
             {
                 let entry = tid + 0u;
-                let position = first_key + entry / CHUNK;
+                let position = first_key + key_of(entry / CHUNK);
                 let source = (batch * call.kv_len + position) * call.kv_heads + kv_head;
                 tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_v(source, position, channel + entry % CHUNK);
             }
             {
                 let entry = tid + 256u;
-                let position = first_key + entry / CHUNK;
+                let position = first_key + key_of(entry / CHUNK);
                 let source = (batch * call.kv_len + position) * call.kv_heads + kv_head;
                 tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_v(source, position, channel + entry % CHUNK);
             }
             {
                 let entry = tid + 512u;
-                let position = first_key + entry / CHUNK;
+                let position = first_key + key_of(entry / CHUNK);
                 let source = (batch * call.kv_len + position) * call.kv_heads + kv_head;
                 tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_v(source, position, channel + entry % CHUNK);
             }
             {
                 let entry = tid + 768u;
-                let position = first_key + entry / CHUNK;
+                let position = first_key + key_of(entry / CHUNK);
                 let source = (batch * call.kv_len + position) * call.kv_heads + kv_head;
                 tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_v(source, position, channel + entry % CHUNK);
             }
@@ -686,49 +691,49 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 let position = first_query + row + 0u;
                 let seen = select(vec2<i32>(), intervals[batch * call.q_len + query_0], position < call.q_len);
                 {
-                    let key = i32(first_key + col + 0u * COL_THREADS);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_0_0 = select(0.0, p_0_0, visible);
                     acc_0_0 = select(0.0, acc_0_0, visible);
                 }
                 {
-                    let key = i32(first_key + col + 1u * COL_THREADS);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_0_1 = select(0.0, p_0_1, visible);
                     acc_0_1 = select(0.0, acc_0_1, visible);
                 }
                 {
-                    let key = i32(first_key + col + 2u * COL_THREADS);
+                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_0_2 = select(0.0, p_0_2, visible);
                     acc_0_2 = select(0.0, acc_0_2, visible);
                 }
                 {
-                    let key = i32(first_key + col + 3u * COL_THREADS);
+                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_0_3 = select(0.0, p_0_3, visible);
                     acc_0_3 = select(0.0, acc_0_3, visible);
                 }
                 {
-                    let key = i32(first_key + col + 4u * COL_THREADS);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_0_4 = select(0.0, p_0_4, visible);
                     acc_0_4 = select(0.0, acc_0_4, visible);
                 }
                 {
-                    let key = i32(first_key + col + 5u * COL_THREADS);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_0_5 = select(0.0, p_0_5, visible);
                     acc_0_5 = select(0.0, acc_0_5, visible);
                 }
                 {
-                    let key = i32(first_key + col + 6u * COL_THREADS);
+                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_0_6 = select(0.0, p_0_6, visible);
                     acc_0_6 = select(0.0, acc_0_6, visible);
                 }
                 {
-                    let key = i32(first_key + col + 7u * COL_THREADS);
+                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_0_7 = select(0.0, p_0_7, visible);
                     acc_0_7 = select(0.0, acc_0_7, visible);
@@ -738,49 +743,49 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 let position = first_query + row + 1u;
                 let seen = select(vec2<i32>(), intervals[batch * call.q_len + query_1], position < call.q_len);
                 {
-                    let key = i32(first_key + col + 0u * COL_THREADS);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_1_0 = select(0.0, p_1_0, visible);
                     acc_1_0 = select(0.0, acc_1_0, visible);
                 }
                 {
-                    let key = i32(first_key + col + 1u * COL_THREADS);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_1_1 = select(0.0, p_1_1, visible);
                     acc_1_1 = select(0.0, acc_1_1, visible);
                 }
                 {
-                    let key = i32(first_key + col + 2u * COL_THREADS);
+                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_1_2 = select(0.0, p_1_2, visible);
                     acc_1_2 = select(0.0, acc_1_2, visible);
                 }
                 {
-                    let key = i32(first_key + col + 3u * COL_THREADS);
+                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_1_3 = select(0.0, p_1_3, visible);
                     acc_1_3 = select(0.0, acc_1_3, visible);
                 }
                 {
-                    let key = i32(first_key + col + 4u * COL_THREADS);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_1_4 = select(0.0, p_1_4, visible);
                     acc_1_4 = select(0.0, acc_1_4, visible);
                 }
                 {
-                    let key = i32(first_key + col + 5u * COL_THREADS);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_1_5 = select(0.0, p_1_5, visible);
                     acc_1_5 = select(0.0, acc_1_5, visible);
                 }
                 {
-                    let key = i32(first_key + col + 6u * COL_THREADS);
+                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_1_6 = select(0.0, p_1_6, visible);
                     acc_1_6 = select(0.0, acc_1_6, visible);
                 }
                 {
-                    let key = i32(first_key + col + 7u * COL_THREADS);
+                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_1_7 = select(0.0, p_1_7, visible);
                     acc_1_7 = select(0.0, acc_1_7, visible);
@@ -790,49 +795,49 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 let position = first_query + row + 2u;
                 let seen = select(vec2<i32>(), intervals[batch * call.q_len + query_2], position < call.q_len);
                 {
-                    let key = i32(first_key + col + 0u * COL_THREADS);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_2_0 = select(0.0, p_2_0, visible);
                     acc_2_0 = select(0.0, acc_2_0, visible);
                 }
                 {
-                    let key = i32(first_key + col + 1u * COL_THREADS);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_2_1 = select(0.0, p_2_1, visible);
                     acc_2_1 = select(0.0, acc_2_1, visible);
                 }
                 {
-                    let key = i32(first_key + col + 2u * COL_THREADS);
+                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_2_2 = select(0.0, p_2_2, visible);
                     acc_2_2 = select(0.0, acc_2_2, visible);
                 }
                 {
-                    let key = i32(first_key + col + 3u * COL_THREADS);
+                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_2_3 = select(0.0, p_2_3, visible);
                     acc_2_3 = select(0.0, acc_2_3, visible);
                 }
                 {
-                    let key = i32(first_key + col + 4u * COL_THREADS);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_2_4 = select(0.0, p_2_4, visible);
                     acc_2_4 = select(0.0, acc_2_4, visible);
                 }
                 {
-                    let key = i32(first_key + col + 5u * COL_THREADS);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_2_5 = select(0.0, p_2_5, visible);
                     acc_2_5 = select(0.0, acc_2_5, visible);
                 }
                 {
-                    let key = i32(first_key + col + 6u * COL_THREADS);
+                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_2_6 = select(0.0, p_2_6, visible);
                     acc_2_6 = select(0.0, acc_2_6, visible);
                 }
                 {
-                    let key = i32(first_key + col + 7u * COL_THREADS);
+                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_2_7 = select(0.0, p_2_7, visible);
                     acc_2_7 = select(0.0, acc_2_7, visible);
@@ -842,49 +847,49 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 let position = first_query + row + 3u;
                 let seen = select(vec2<i32>(), intervals[batch * call.q_len + query_3], position < call.q_len);
                 {
-                    let key = i32(first_key + col + 0u * COL_THREADS);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_3_0 = select(0.0, p_3_0, visible);
                     acc_3_0 = select(0.0, acc_3_0, visible);
                 }
                 {
-                    let key = i32(first_key + col + 1u * COL_THREADS);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_3_1 = select(0.0, p_3_1, visible);
                     acc_3_1 = select(0.0, acc_3_1, visible);
                 }
                 {
-                    let key = i32(first_key + col + 2u * COL_THREADS);
+                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_3_2 = select(0.0, p_3_2, visible);
                     acc_3_2 = select(0.0, acc_3_2, visible);
                 }
                 {
-                    let key = i32(first_key + col + 3u * COL_THREADS);
+                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_3_3 = select(0.0, p_3_3, visible);
                     acc_3_3 = select(0.0, acc_3_3, visible);
                 }
                 {
-                    let key = i32(first_key + col + 4u * COL_THREADS);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_3_4 = select(0.0, p_3_4, visible);
                     acc_3_4 = select(0.0, acc_3_4, visible);
                 }
                 {
-                    let key = i32(first_key + col + 5u * COL_THREADS);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_3_5 = select(0.0, p_3_5, visible);
                     acc_3_5 = select(0.0, acc_3_5, visible);
                 }
                 {
-                    let key = i32(first_key + col + 6u * COL_THREADS);
+                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_3_6 = select(0.0, p_3_6, visible);
                     acc_3_6 = select(0.0, acc_3_6, visible);
                 }
                 {
-                    let key = i32(first_key + col + 7u * COL_THREADS);
+                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_3_7 = select(0.0, p_3_7, visible);
                     acc_3_7 = select(0.0, acc_3_7, visible);
@@ -894,49 +899,49 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 let position = first_query + row + 4u;
                 let seen = select(vec2<i32>(), intervals[batch * call.q_len + query_4], position < call.q_len);
                 {
-                    let key = i32(first_key + col + 0u * COL_THREADS);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_4_0 = select(0.0, p_4_0, visible);
                     acc_4_0 = select(0.0, acc_4_0, visible);
                 }
                 {
-                    let key = i32(first_key + col + 1u * COL_THREADS);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_4_1 = select(0.0, p_4_1, visible);
                     acc_4_1 = select(0.0, acc_4_1, visible);
                 }
                 {
-                    let key = i32(first_key + col + 2u * COL_THREADS);
+                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_4_2 = select(0.0, p_4_2, visible);
                     acc_4_2 = select(0.0, acc_4_2, visible);
                 }
                 {
-                    let key = i32(first_key + col + 3u * COL_THREADS);
+                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_4_3 = select(0.0, p_4_3, visible);
                     acc_4_3 = select(0.0, acc_4_3, visible);
                 }
                 {
-                    let key = i32(first_key + col + 4u * COL_THREADS);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_4_4 = select(0.0, p_4_4, visible);
                     acc_4_4 = select(0.0, acc_4_4, visible);
                 }
                 {
-                    let key = i32(first_key + col + 5u * COL_THREADS);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_4_5 = select(0.0, p_4_5, visible);
                     acc_4_5 = select(0.0, acc_4_5, visible);
                 }
                 {
-                    let key = i32(first_key + col + 6u * COL_THREADS);
+                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_4_6 = select(0.0, p_4_6, visible);
                     acc_4_6 = select(0.0, acc_4_6, visible);
                 }
                 {
-                    let key = i32(first_key + col + 7u * COL_THREADS);
+                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_4_7 = select(0.0, p_4_7, visible);
                     acc_4_7 = select(0.0, acc_4_7, visible);
@@ -946,49 +951,49 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 let position = first_query + row + 5u;
                 let seen = select(vec2<i32>(), intervals[batch * call.q_len + query_5], position < call.q_len);
                 {
-                    let key = i32(first_key + col + 0u * COL_THREADS);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_5_0 = select(0.0, p_5_0, visible);
                     acc_5_0 = select(0.0, acc_5_0, visible);
                 }
                 {
-                    let key = i32(first_key + col + 1u * COL_THREADS);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_5_1 = select(0.0, p_5_1, visible);
                     acc_5_1 = select(0.0, acc_5_1, visible);
                 }
                 {
-                    let key = i32(first_key + col + 2u * COL_THREADS);
+                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_5_2 = select(0.0, p_5_2, visible);
                     acc_5_2 = select(0.0, acc_5_2, visible);
                 }
                 {
-                    let key = i32(first_key + col + 3u * COL_THREADS);
+                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_5_3 = select(0.0, p_5_3, visible);
                     acc_5_3 = select(0.0, acc_5_3, visible);
                 }
                 {
-                    let key = i32(first_key + col + 4u * COL_THREADS);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_5_4 = select(0.0, p_5_4, visible);
                     acc_5_4 = select(0.0, acc_5_4, visible);
                 }
                 {
-                    let key = i32(first_key + col + 5u * COL_THREADS);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_5_5 = select(0.0, p_5_5, visible);
                     acc_5_5 = select(0.0, acc_5_5, visible);
                 }
                 {
-                    let key = i32(first_key + col + 6u * COL_THREADS);
+                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_5_6 = select(0.0, p_5_6, visible);
                     acc_5_6 = select(0.0, acc_5_6, visible);
                 }
                 {
-                    let key = i32(first_key + col + 7u * COL_THREADS);
+                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_5_7 = select(0.0, p_5_7, visible);
                     acc_5_7 = select(0.0, acc_5_7, visible);
@@ -998,49 +1003,49 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 let position = first_query + row + 6u;
                 let seen = select(vec2<i32>(), intervals[batch * call.q_len + query_6], position < call.q_len);
                 {
-                    let key = i32(first_key + col + 0u * COL_THREADS);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_6_0 = select(0.0, p_6_0, visible);
                     acc_6_0 = select(0.0, acc_6_0, visible);
                 }
                 {
-                    let key = i32(first_key + col + 1u * COL_THREADS);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_6_1 = select(0.0, p_6_1, visible);
                     acc_6_1 = select(0.0, acc_6_1, visible);
                 }
                 {
-                    let key = i32(first_key + col + 2u * COL_THREADS);
+                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_6_2 = select(0.0, p_6_2, visible);
                     acc_6_2 = select(0.0, acc_6_2, visible);
                 }
                 {
-                    let key = i32(first_key + col + 3u * COL_THREADS);
+                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_6_3 = select(0.0, p_6_3, visible);
                     acc_6_3 = select(0.0, acc_6_3, visible);
                 }
                 {
-                    let key = i32(first_key + col + 4u * COL_THREADS);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_6_4 = select(0.0, p_6_4, visible);
                     acc_6_4 = select(0.0, acc_6_4, visible);
                 }
                 {
-                    let key = i32(first_key + col + 5u * COL_THREADS);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_6_5 = select(0.0, p_6_5, visible);
                     acc_6_5 = select(0.0, acc_6_5, visible);
                 }
                 {
-                    let key = i32(first_key + col + 6u * COL_THREADS);
+                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_6_6 = select(0.0, p_6_6, visible);
                     acc_6_6 = select(0.0, acc_6_6, visible);
                 }
                 {
-                    let key = i32(first_key + col + 7u * COL_THREADS);
+                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_6_7 = select(0.0, p_6_7, visible);
                     acc_6_7 = select(0.0, acc_6_7, visible);
@@ -1050,49 +1055,49 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 let position = first_query + row + 7u;
                 let seen = select(vec2<i32>(), intervals[batch * call.q_len + query_7], position < call.q_len);
                 {
-                    let key = i32(first_key + col + 0u * COL_THREADS);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_7_0 = select(0.0, p_7_0, visible);
                     acc_7_0 = select(0.0, acc_7_0, visible);
                 }
                 {
-                    let key = i32(first_key + col + 1u * COL_THREADS);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_7_1 = select(0.0, p_7_1, visible);
                     acc_7_1 = select(0.0, acc_7_1, visible);
                 }
                 {
-                    let key = i32(first_key + col + 2u * COL_THREADS);
+                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_7_2 = select(0.0, p_7_2, visible);
                     acc_7_2 = select(0.0, acc_7_2, visible);
                 }
                 {
-                    let key = i32(first_key + col + 3u * COL_THREADS);
+                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 0u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_7_3 = select(0.0, p_7_3, visible);
                     acc_7_3 = select(0.0, acc_7_3, visible);
                 }
                 {
-                    let key = i32(first_key + col + 4u * COL_THREADS);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_7_4 = select(0.0, p_7_4, visible);
                     acc_7_4 = select(0.0, acc_7_4, visible);
                 }
                 {
-                    let key = i32(first_key + col + 5u * COL_THREADS);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_7_5 = select(0.0, p_7_5, visible);
                     acc_7_5 = select(0.0, acc_7_5, visible);
                 }
                 {
-                    let key = i32(first_key + col + 6u * COL_THREADS);
+                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_7_6 = select(0.0, p_7_6, visible);
                     acc_7_6 = select(0.0, acc_7_6, visible);
                 }
                 {
-                    let key = i32(first_key + col + 7u * COL_THREADS);
+                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_7_7 = select(0.0, p_7_7, visible);
                     acc_7_7 = select(0.0, acc_7_7, visible);
@@ -1100,155 +1105,123 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
             }
         }
         {
-            let at = (strip_row + 0u) * call.key_stride + first_key - base + col;
-            scores[at + 0u * COL_THREADS] = vec2<f32>(p_0_0, acc_0_0);
+            let at = ((strip_row + 0u) * call.key_stride + first_key - base) / 2u + col;
+            scores[at + 0u * COL_THREADS] = vec4<f32>(p_0_0, acc_0_0, p_0_4, acc_0_4);
+            scores[at + 1u * COL_THREADS] = vec4<f32>(p_0_1, acc_0_1, p_0_5, acc_0_5);
+            scores[at + 2u * COL_THREADS] = vec4<f32>(p_0_2, acc_0_2, p_0_6, acc_0_6);
+            scores[at + 3u * COL_THREADS] = vec4<f32>(p_0_3, acc_0_3, p_0_7, acc_0_7);
             sum_0 += vec2<f32>(p_0_0, p_0_0 * acc_0_0);
-            scores[at + 1u * COL_THREADS] = vec2<f32>(p_0_1, acc_0_1);
             sum_0 += vec2<f32>(p_0_1, p_0_1 * acc_0_1);
-            scores[at + 2u * COL_THREADS] = vec2<f32>(p_0_2, acc_0_2);
             sum_0 += vec2<f32>(p_0_2, p_0_2 * acc_0_2);
-            scores[at + 3u * COL_THREADS] = vec2<f32>(p_0_3, acc_0_3);
             sum_0 += vec2<f32>(p_0_3, p_0_3 * acc_0_3);
-            scores[at + 4u * COL_THREADS] = vec2<f32>(p_0_4, acc_0_4);
             sum_0 += vec2<f32>(p_0_4, p_0_4 * acc_0_4);
-            scores[at + 5u * COL_THREADS] = vec2<f32>(p_0_5, acc_0_5);
             sum_0 += vec2<f32>(p_0_5, p_0_5 * acc_0_5);
-            scores[at + 6u * COL_THREADS] = vec2<f32>(p_0_6, acc_0_6);
             sum_0 += vec2<f32>(p_0_6, p_0_6 * acc_0_6);
-            scores[at + 7u * COL_THREADS] = vec2<f32>(p_0_7, acc_0_7);
             sum_0 += vec2<f32>(p_0_7, p_0_7 * acc_0_7);
         }
         {
-            let at = (strip_row + 1u) * call.key_stride + first_key - base + col;
-            scores[at + 0u * COL_THREADS] = vec2<f32>(p_1_0, acc_1_0);
+            let at = ((strip_row + 1u) * call.key_stride + first_key - base) / 2u + col;
+            scores[at + 0u * COL_THREADS] = vec4<f32>(p_1_0, acc_1_0, p_1_4, acc_1_4);
+            scores[at + 1u * COL_THREADS] = vec4<f32>(p_1_1, acc_1_1, p_1_5, acc_1_5);
+            scores[at + 2u * COL_THREADS] = vec4<f32>(p_1_2, acc_1_2, p_1_6, acc_1_6);
+            scores[at + 3u * COL_THREADS] = vec4<f32>(p_1_3, acc_1_3, p_1_7, acc_1_7);
             sum_1 += vec2<f32>(p_1_0, p_1_0 * acc_1_0);
-            scores[at + 1u * COL_THREADS] = vec2<f32>(p_1_1, acc_1_1);
             sum_1 += vec2<f32>(p_1_1, p_1_1 * acc_1_1);
-            scores[at + 2u * COL_THREADS] = vec2<f32>(p_1_2, acc_1_2);
             sum_1 += vec2<f32>(p_1_2, p_1_2 * acc_1_2);
-            scores[at + 3u * COL_THREADS] = vec2<f32>(p_1_3, acc_1_3);
             sum_1 += vec2<f32>(p_1_3, p_1_3 * acc_1_3);
-            scores[at + 4u * COL_THREADS] = vec2<f32>(p_1_4, acc_1_4);
             sum_1 += vec2<f32>(p_1_4, p_1_4 * acc_1_4);
-            scores[at + 5u * COL_THREADS] = vec2<f32>(p_1_5, acc_1_5);
             sum_1 += vec2<f32>(p_1_5, p_1_5 * acc_1_5);
-            scores[at + 6u * COL_THREADS] = vec2<f32>(p_1_6, acc_1_6);
             sum_1 += vec2<f32>(p_1_6, p_1_6 * acc_1_6);
-            scores[at + 7u * COL_THREADS] = vec2<f32>(p_1_7, acc_1_7);
             sum_1 += vec2<f32>(p_1_7, p_1_7 * acc_1_7);
         }
         {
-            let at = (strip_row + 2u) * call.key_stride + first_key - base + col;
-            scores[at + 0u * COL_THREADS] = vec2<f32>(p_2_0, acc_2_0);
+            let at = ((strip_row + 2u) * call.key_stride + first_key - base) / 2u + col;
+            scores[at + 0u * COL_THREADS] = vec4<f32>(p_2_0, acc_2_0, p_2_4, acc_2_4);
+            scores[at + 1u * COL_THREADS] = vec4<f32>(p_2_1, acc_2_1, p_2_5, acc_2_5);
+            scores[at + 2u * COL_THREADS] = vec4<f32>(p_2_2, acc_2_2, p_2_6, acc_2_6);
+            scores[at + 3u * COL_THREADS] = vec4<f32>(p_2_3, acc_2_3, p_2_7, acc_2_7);
             sum_2 += vec2<f32>(p_2_0, p_2_0 * acc_2_0);
-            scores[at + 1u * COL_THREADS] = vec2<f32>(p_2_1, acc_2_1);
             sum_2 += vec2<f32>(p_2_1, p_2_1 * acc_2_1);
-            scores[at + 2u * COL_THREADS] = vec2<f32>(p_2_2, acc_2_2);
             sum_2 += vec2<f32>(p_2_2, p_2_2 * acc_2_2);
-            scores[at + 3u * COL_THREADS] = vec2<f32>(p_2_3, acc_2_3);
             sum_2 += vec2<f32>(p_2_3, p_2_3 * acc_2_3);
-            scores[at + 4u * COL_THREADS] = vec2<f32>(p_2_4, acc_2_4);
             sum_2 += vec2<f32>(p_2_4, p_2_4 * acc_2_4);
-            scores[at + 5u * COL_THREADS] = vec2<f32>(p_2_5, acc_2_5);
             sum_2 += vec2<f32>(p_2_5, p_2_5 * acc_2_5);
-            scores[at + 6u * COL_THREADS] = vec2<f32>(p_2_6, acc_2_6);
             sum_2 += vec2<f32>(p_2_6, p_2_6 * acc_2_6);
-            scores[at + 7u * COL_THREADS] = vec2<f32>(p_2_7, acc_2_7);
             sum_2 += vec2<f32>(p_2_7, p_2_7 * acc_2_7);
         }
         {
-            let at = (strip_row + 3u) * call.key_stride + first_key - base + col;
-            scores[at + 0u * COL_THREADS] = vec2<f32>(p_3_0, acc_3_0);
+            let at = ((strip_row + 3u) * call.key_stride + first_key - base) / 2u + col;
+            scores[at + 0u * COL_THREADS] = vec4<f32>(p_3_0, acc_3_0, p_3_4, acc_3_4);
+            scores[at + 1u * COL_THREADS] = vec4<f32>(p_3_1, acc_3_1, p_3_5, acc_3_5);
+            scores[at + 2u * COL_THREADS] = vec4<f32>(p_3_2, acc_3_2, p_3_6, acc_3_6);
+            scores[at + 3u * COL_THREADS] = vec4<f32>(p_3_3, acc_3_3, p_3_7, acc_3_7);
             sum_3 += vec2<f32>(p_3_0, p_3_0 * acc_3_0);
-            scores[at + 1u * COL_THREADS] = vec2<f32>(p_3_1, acc_3_1);
             sum_3 += vec2<f32>(p_3_1, p_3_1 * acc_3_1);
-            scores[at + 2u * COL_THREADS] = vec2<f32>(p_3_2, acc_3_2);
             sum_3 += vec2<f32>(p_3_2, p_3_2 * acc_3_2);
-            scores[at + 3u * COL_THREADS] = vec2<f32>(p_3_3, acc_3_3);
             sum_3 += vec2<f32>(p_3_3, p_3_3 * acc_3_3);
-            scores[at + 4u * COL_THREADS] = vec2<f32>(p_3_4, acc_3_4);
             sum_3 += vec2<f32>(p_3_4, p_3_4 * acc_3_4);
-            scores[at + 5u * COL_THREADS] = vec2<f32>(p_3_5, acc_3_5);
             sum_3 += vec2<f32>(p_3_5, p_3_5 * acc_3_5);
-            scores[at + 6u * COL_THREADS] = vec2<f32>(p_3_6, acc_3_6);
             sum_3 += vec2<f32>(p_3_6, p_3_6 * acc_3_6);
-            scores[at + 7u * COL_THREADS] = vec2<f32>(p_3_7, acc_3_7);
             sum_3 += vec2<f32>(p_3_7, p_3_7 * acc_3_7);
         }
         {
-            let at = (strip_row + 4u) * call.key_stride + first_key - base + col;
-            scores[at + 0u * COL_THREADS] = vec2<f32>(p_4_0, acc_4_0);
+            let at = ((strip_row + 4u) * call.key_stride + first_key - base) / 2u + col;
+            scores[at + 0u * COL_THREADS] = vec4<f32>(p_4_0, acc_4_0, p_4_4, acc_4_4);
+            scores[at + 1u * COL_THREADS] = vec4<f32>(p_4_1, acc_4_1, p_4_5, acc_4_5);
+            scores[at + 2u * COL_THREADS] = vec4<f32>(p_4_2, acc_4_2, p_4_6, acc_4_6);
+            scores[at + 3u * COL_THREADS] = vec4<f32>(p_4_3, acc_4_3, p_4_7, acc_4_7);
             sum_4 += vec2<f32>(p_4_0, p_4_0 * acc_4_0);
-            scores[at + 1u * COL_THREADS] = vec2<f32>(p_4_1, acc_4_1);
             sum_4 += vec2<f32>(p_4_1, p_4_1 * acc_4_1);
-            scores[at + 2u * COL_THREADS] = vec2<f32>(p_4_2, acc_4_2);
             sum_4 += vec2<f32>(p_4_2, p_4_2 * acc_4_2);
-            scores[at + 3u * COL_THREADS] = vec2<f32>(p_4_3, acc_4_3);
             sum_4 += vec2<f32>(p_4_3, p_4_3 * acc_4_3);
-            scores[at + 4u * COL_THREADS] = vec2<f32>(p_4_4, acc_4_4);
             sum_4 += vec2<f32>(p_4_4, p_4_4 * acc_4_4);
-            scores[at + 5u * COL_THREADS] = vec2<f32>(p_4_5, acc_4_5);
             sum_4 += vec2<f32>(p_4_5, p_4_5 * acc_4_5);
-            scores[at + 6u * COL_THREADS] = vec2<f32>(p_4_6, acc_4_6);
             sum_4 += vec2<f32>(p_4_6, p_4_6 * acc_4_6);
-            scores[at + 7u * COL_THREADS] = vec2<f32>(p_4_7, acc_4_7);
             sum_4 += vec2<f32>(p_4_7, p_4_7 * acc_4_7);
         }
         {
-            let at = (strip_row + 5u) * call.key_stride + first_key - base + col;
-            scores[at + 0u * COL_THREADS] = vec2<f32>(p_5_0, acc_5_0);
+            let at = ((strip_row + 5u) * call.key_stride + first_key - base) / 2u + col;
+            scores[at + 0u * COL_THREADS] = vec4<f32>(p_5_0, acc_5_0, p_5_4, acc_5_4);
+            scores[at + 1u * COL_THREADS] = vec4<f32>(p_5_1, acc_5_1, p_5_5, acc_5_5);
+            scores[at + 2u * COL_THREADS] = vec4<f32>(p_5_2, acc_5_2, p_5_6, acc_5_6);
+            scores[at + 3u * COL_THREADS] = vec4<f32>(p_5_3, acc_5_3, p_5_7, acc_5_7);
             sum_5 += vec2<f32>(p_5_0, p_5_0 * acc_5_0);
-            scores[at + 1u * COL_THREADS] = vec2<f32>(p_5_1, acc_5_1);
             sum_5 += vec2<f32>(p_5_1, p_5_1 * acc_5_1);
-            scores[at + 2u * COL_THREADS] = vec2<f32>(p_5_2, acc_5_2);
             sum_5 += vec2<f32>(p_5_2, p_5_2 * acc_5_2);
-            scores[at + 3u * COL_THREADS] = vec2<f32>(p_5_3, acc_5_3);
             sum_5 += vec2<f32>(p_5_3, p_5_3 * acc_5_3);
-            scores[at + 4u * COL_THREADS] = vec2<f32>(p_5_4, acc_5_4);
             sum_5 += vec2<f32>(p_5_4, p_5_4 * acc_5_4);
-            scores[at + 5u * COL_THREADS] = vec2<f32>(p_5_5, acc_5_5);
             sum_5 += vec2<f32>(p_5_5, p_5_5 * acc_5_5);
-            scores[at + 6u * COL_THREADS] = vec2<f32>(p_5_6, acc_5_6);
             sum_5 += vec2<f32>(p_5_6, p_5_6 * acc_5_6);
-            scores[at + 7u * COL_THREADS] = vec2<f32>(p_5_7, acc_5_7);
             sum_5 += vec2<f32>(p_5_7, p_5_7 * acc_5_7);
         }
         {
-            let at = (strip_row + 6u) * call.key_stride + first_key - base + col;
-            scores[at + 0u * COL_THREADS] = vec2<f32>(p_6_0, acc_6_0);
+            let at = ((strip_row + 6u) * call.key_stride + first_key - base) / 2u + col;
+            scores[at + 0u * COL_THREADS] = vec4<f32>(p_6_0, acc_6_0, p_6_4, acc_6_4);
+            scores[at + 1u * COL_THREADS] = vec4<f32>(p_6_1, acc_6_1, p_6_5, acc_6_5);
+            scores[at + 2u * COL_THREADS] = vec4<f32>(p_6_2, acc_6_2, p_6_6, acc_6_6);
+            scores[at + 3u * COL_THREADS] = vec4<f32>(p_6_3, acc_6_3, p_6_7, acc_6_7);
             sum_6 += vec2<f32>(p_6_0, p_6_0 * acc_6_0);
-            scores[at + 1u * COL_THREADS] = vec2<f32>(p_6_1, acc_6_1);
             sum_6 += vec2<f32>(p_6_1, p_6_1 * acc_6_1);
-            scores[at + 2u * COL_THREADS] = vec2<f32>(p_6_2, acc_6_2);
             sum_6 += vec2<f32>(p_6_2, p_6_2 * acc_6_2);
-            scores[at + 3u * COL_THREADS] = vec2<f32>(p_6_3, acc_6_3);
             sum_6 += vec2<f32>(p_6_3, p_6_3 * acc_6_3);
-            scores[at + 4u * COL_THREADS] = vec2<f32>(p_6_4, acc_6_4);
             sum_6 += vec2<f32>(p_6_4, p_6_4 * acc_6_4);
-            scores[at + 5u * COL_THREADS] = vec2<f32>(p_6_5, acc_6_5);
             sum_6 += vec2<f32>(p_6_5, p_6_5 * acc_6_5);
-            scores[at + 6u * COL_THREADS] = vec2<f32>(p_6_6, acc_6_6);
             sum_6 += vec2<f32>(p_6_6, p_6_6 * acc_6_6);
-            scores[at + 7u * COL_THREADS] = vec2<f32>(p_6_7, acc_6_7);
             sum_6 += vec2<f32>(p_6_7, p_6_7 * acc_6_7);
         }
         {
-            let at = (strip_row + 7u) * call.key_stride + first_key - base + col;
-            scores[at + 0u * COL_THREADS] = vec2<f32>(p_7_0, acc_7_0);
+            let at = ((strip_row + 7u) * call.key_stride + first_key - base) / 2u + col;
+            scores[at + 0u * COL_THREADS] = vec4<f32>(p_7_0, acc_7_0, p_7_4, acc_7_4);
+            scores[at + 1u * COL_THREADS] = vec4<f32>(p_7_1, acc_7_1, p_7_5, acc_7_5);
+            scores[at + 2u * COL_THREADS] = vec4<f32>(p_7_2, acc_7_2, p_7_6, acc_7_6);
+            scores[at + 3u * COL_THREADS] = vec4<f32>(p_7_3, acc_7_3, p_7_7, acc_7_7);
             sum_7 += vec2<f32>(p_7_0, p_7_0 * acc_7_0);
-            scores[at + 1u * COL_THREADS] = vec2<f32>(p_7_1, acc_7_1);
             sum_7 += vec2<f32>(p_7_1, p_7_1 * acc_7_1);
-            scores[at + 2u * COL_THREADS] = vec2<f32>(p_7_2, acc_7_2);
             sum_7 += vec2<f32>(p_7_2, p_7_2 * acc_7_2);
-            scores[at + 3u * COL_THREADS] = vec2<f32>(p_7_3, acc_7_3);
             sum_7 += vec2<f32>(p_7_3, p_7_3 * acc_7_3);
-            scores[at + 4u * COL_THREADS] = vec2<f32>(p_7_4, acc_7_4);
             sum_7 += vec2<f32>(p_7_4, p_7_4 * acc_7_4);
-            scores[at + 5u * COL_THREADS] = vec2<f32>(p_7_5, acc_7_5);
             sum_7 += vec2<f32>(p_7_5, p_7_5 * acc_7_5);
-            scores[at + 6u * COL_THREADS] = vec2<f32>(p_7_6, acc_7_6);
             sum_7 += vec2<f32>(p_7_6, p_7_6 * acc_7_6);
-            scores[at + 7u * COL_THREADS] = vec2<f32>(p_7_7, acc_7_7);
             sum_7 += vec2<f32>(p_7_7, p_7_7 * acc_7_7);
         }
     }
