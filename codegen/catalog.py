@@ -90,7 +90,7 @@ def _tiled() -> Iterator[Variant]:
         for documents in ("", "documents", "wholedocuments"):
             for kv_lengths in (False, True):
                 yield AttentionIntervals(rows=rows, documents=documents, kv_lengths=kv_lengths)
-    yield AttentionReduce(wg=256)
+    yield AttentionReduce(wg=128)
 
 
 def _rope() -> Iterator[Variant]:

@@ -99,7 +99,7 @@ def _select(problem: Problem, profile: DeviceProfile, algorithm: str | None, gua
 ORDER = ("tiled", "short", "streaming")
 """The algorithms, the one that should be fastest first: so measured on an H200 and on llvmpipe at every length tried."""
 
-LARGE_GRID = 1024
+LARGE_GRID = 4096
 """From so many blocks of 128 queries × 128 keys on, the largest blocks are the fastest; below, small ones fill the device."""
 
 

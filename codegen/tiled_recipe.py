@@ -85,7 +85,7 @@ def tiled(problem: Problem, choice: TiledChoice) -> Recipe:
         softcap=p.softcap,
         alibi=p.softcap and p.alibi,
     )
-    reduce = AttentionReduce(wg=256, guard=dkdv.guard)
+    reduce = AttentionReduce(wg=128, guard=dkdv.guard)
     blocks = -(-p.q_len // scores.rows)
     key_numbers, query_numbers = p.batch * p.kv_len * p.kv_heads, p.batch * p.q_len * p.heads
     counts = {"d_q": query_numbers * p.head_dim, "d_k": key_numbers * p.head_dim, "d_v": key_numbers * p.v_head_dim}
@@ -139,16 +139,19 @@ def _key_parts(p: Problem, choice: TiledChoice, strip: Strip) -> tuple[int, int]
     dkdv = choice.dkdv
     dims = -(-max(p.head_dim, p.v_head_dim) // dkdv.cols)
     grid = -(-strip.slots // p.group) * -(-p.kv_len // dkdv.rows) * dims
-    heads = next((n for n in _divisors(p.group) if grid * n >= choice.parts), p.group)
+    most = choice.budget // (4 * p.batch * p.kv_len * p.kv_heads * max(p.head_dim, p.v_head_dim))  # parts that the budget holds
+    fitting = [n for n in _divisors(p.group) if n <= max(1, most)]
+    heads = next((n for n in fitting if grid * n >= choice.parts), fitting[-1])
     blocks = strip.rows // dkdv.query_rows
-    return heads, max(1, min(blocks // 2, math.ceil(choice.parts / (grid * heads)), 8))
+    return heads, max(1, min(blocks // 2, math.ceil(choice.parts / (grid * heads)), 8, most // heads))
 
 
 def _query_parts(p: Problem, choice: TiledChoice, strip: Strip, key_blocks: int) -> int:
     """Parts of the blocks of keys, for dq."""
     dq = choice.dq
     grid = strip.slots * -(-strip.rows // dq.rows) * -(-p.head_dim // dq.cols)
-    return max(1, min(key_blocks // 2, math.ceil(choice.parts / grid), 8))
+    most = choice.budget // (4 * p.batch * p.q_len * p.heads * p.head_dim)  # parts that the budget holds
+    return max(1, min(key_blocks // 2, math.ceil(choice.parts / grid), 8, most))
 
 
 def _divisors(n: int) -> list[int]:

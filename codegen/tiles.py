@@ -18,14 +18,15 @@ from .tiled import AttentionDkdv, AttentionDq, AttentionScores
 class TiledChoice:
     """What may be tuned: the three matrix kernels, bytes of scratch for the scores, and how far small grids are split.
 
-    ``parts`` is the number of workgroups that dkdv, and dq, are to have at least, if splitting can give them.
+    ``parts`` is the number of workgroups that dkdv, and dq, are to have at least, if splitting can give them. ``budget`` bounds
+    each scratch buffer: the scores of a strip, and the parts of a gradient.
     """
 
     scores: AttentionScores
     dkdv: AttentionDkdv
     dq: AttentionDq
-    budget: int = 512 << 20
-    parts: int = 512
+    budget: int = 1 << 30
+    parts: int = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,7 @@ class Layout:
     """(rows, cols, rows a thread, cols a thread) of each kernel's block; the gradients' cols are at most, by head_dim.
 
     ``workgroup_bytes`` is what no kernel of it exceeds; ``chunks`` are tried from the largest, of the scores' head_dim,
-    dkdv's queries and dq's keys.
+    dkdv's queries and dq's keys. ``parts`` is ``TiledChoice``'s.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Layout:
     dkdv: tuple[int, int, int, int]
     dq: tuple[int, int, int, int]
     chunks: tuple[int, int, int]
+    parts: int
 
 
 LAYOUTS: dict[str, Layout] = {
@@ -52,8 +54,9 @@ LAYOUTS: dict[str, Layout] = {
             workgroup_bytes=49152,
             scores=(128, 128, 8, 8),
             dkdv=(128, 80, 8, 8),
-            dq=(64, 80, 8, 4),
-            chunks=(32, 16, 32),
+            dq=(128, 80, 8, 4),
+            chunks=(32, 16, 16),
+            parts=2048,
         ),
         Layout(
             name="32k",
@@ -61,7 +64,8 @@ LAYOUTS: dict[str, Layout] = {
             scores=(64, 128, 8, 8),
             dkdv=(128, 80, 8, 8),
             dq=(64, 80, 8, 4),
-            chunks=(16, 16, 32),
+            chunks=(16, 16, 16),
+            parts=1024,
         ),
         Layout(
             name="16k",
@@ -70,6 +74,7 @@ LAYOUTS: dict[str, Layout] = {
             dkdv=(64, 64, 8, 4),
             dq=(64, 64, 8, 4),
             chunks=(16, 16, 16),
+            parts=1024,
         ),
     )
 }
@@ -116,12 +121,12 @@ def choice(
         cols=q_cols,
         row_reg=q_row_reg,
         col_reg=q_col_reg,
-        chunk=layout.chunks[2] if head_dim <= 64 else 16,
+        chunk=layout.chunks[2],
         query_rows=rows,
         key_cols=cols,
         **dims,
     )
-    return TiledChoice(scores=scores, dkdv=dkdv, dq=dq)
+    return TiledChoice(scores=scores, dkdv=dkdv, dq=dq, parts=layout.parts)
 
 
 def _scores_chunk(layout: Layout, head_dim: int, v_dim: int) -> int:

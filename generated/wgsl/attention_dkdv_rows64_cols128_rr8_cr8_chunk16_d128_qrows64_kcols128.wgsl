@@ -11,6 +11,7 @@ const THREADS: u32 = 128u;
 const COL_THREADS: u32 = 16u;
 const CHUNK: u32 = 16u;
 const QUERY_ROWS: u32 = 64u;
+const SUM_ROWS: u32 = 256u;
 // vec4 elements of a row
 const HEAD_DIM: u32 = 32u;
 const V_HEAD_DIM: u32 = 32u;
@@ -122,39 +123,6 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     let row = tid / COL_THREADS * 8u;  // this thread's first key of the block
     let col = tid % COL_THREADS;  // its channels are the vec4 col, col + COL_THREADS, …
 
-    var dk_0_0 = vec4<f32>();
-    var dv_0_0 = vec4<f32>();
-    var dk_0_1 = vec4<f32>();
-    var dv_0_1 = vec4<f32>();
-    var dk_1_0 = vec4<f32>();
-    var dv_1_0 = vec4<f32>();
-    var dk_1_1 = vec4<f32>();
-    var dv_1_1 = vec4<f32>();
-    var dk_2_0 = vec4<f32>();
-    var dv_2_0 = vec4<f32>();
-    var dk_2_1 = vec4<f32>();
-    var dv_2_1 = vec4<f32>();
-    var dk_3_0 = vec4<f32>();
-    var dv_3_0 = vec4<f32>();
-    var dk_3_1 = vec4<f32>();
-    var dv_3_1 = vec4<f32>();
-    var dk_4_0 = vec4<f32>();
-    var dv_4_0 = vec4<f32>();
-    var dk_4_1 = vec4<f32>();
-    var dv_4_1 = vec4<f32>();
-    var dk_5_0 = vec4<f32>();
-    var dv_5_0 = vec4<f32>();
-    var dk_5_1 = vec4<f32>();
-    var dv_5_1 = vec4<f32>();
-    var dk_6_0 = vec4<f32>();
-    var dv_6_0 = vec4<f32>();
-    var dk_6_1 = vec4<f32>();
-    var dv_6_1 = vec4<f32>();
-    var dk_7_0 = vec4<f32>();
-    var dv_7_0 = vec4<f32>();
-    var dk_7_1 = vec4<f32>();
-    var dv_7_1 = vec4<f32>();
-
     // (head of the group, block of queries, chunk of it) runs over what this part has and its keys can be seen from.
     let block_count = min(call.strip_rows, call.q_len - call.row_first + QUERY_ROWS - 1u) / QUERY_ROWS;
     let first_block = part % call.query_parts;
@@ -181,141 +149,180 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
         block += call.query_parts;
     }
 
-    let visited = h < group;
-    while (h < group) {
-        let first_row = block * QUERY_ROWS + chunk;  // of the strip
-        workgroupBarrier();  // the chunk before has been read
-        {
-            let entry = tid + 0u;
-            let strip_row = strip_slot * call.strip_rows + first_row + entry / 16u;
-            let terms = row_terms[strip_row];
-            let source = (strip_row * call.key_stride + first_col) / 2u + entry % 16u * 2u;
-            let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
-            let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
-            let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
-            p_tile[entry] = p * terms.x;
-            ds_tile[entry] = d_s(p, d_p, terms);
-        }
-        {
-            let entry = tid + 128u;
-            let strip_row = strip_slot * call.strip_rows + first_row + entry / 16u;
-            let terms = row_terms[strip_row];
-            let source = (strip_row * call.key_stride + first_col) / 2u + entry % 16u * 2u;
-            let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
-            let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
-            let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
-            p_tile[entry] = p * terms.x;
-            ds_tile[entry] = d_s(p, d_p, terms);
-        }
-        {
-            let entry = tid + 0u;
-            let position = call.row_first + first_row + entry / 32u;
-            let source = (batch * call.q_len + position) * call.heads + kv_head * group + h;
-            let q_row = read_q(source, position, first_channel + entry % 32u);
-            let do_row = read_d_o(source, position, first_channel + entry % 32u);
-            if (whole) {
-                q_tile[entry] = q_row;
-                do_tile[entry] = do_row;
-            } else {
-                q_tile[entry] = finite_or_zero(q_row);
-                do_tile[entry] = finite_or_zero(do_row);
-            }
-        }
-        {
-            let entry = tid + 128u;
-            let position = call.row_first + first_row + entry / 32u;
-            let source = (batch * call.q_len + position) * call.heads + kv_head * group + h;
-            let q_row = read_q(source, position, first_channel + entry % 32u);
-            let do_row = read_d_o(source, position, first_channel + entry % 32u);
-            if (whole) {
-                q_tile[entry] = q_row;
-                do_tile[entry] = do_row;
-            } else {
-                q_tile[entry] = finite_or_zero(q_row);
-                do_tile[entry] = finite_or_zero(do_row);
-            }
-        }
-        {
-            let entry = tid + 256u;
-            let position = call.row_first + first_row + entry / 32u;
-            let source = (batch * call.q_len + position) * call.heads + kv_head * group + h;
-            let q_row = read_q(source, position, first_channel + entry % 32u);
-            let do_row = read_d_o(source, position, first_channel + entry % 32u);
-            if (whole) {
-                q_tile[entry] = q_row;
-                do_tile[entry] = do_row;
-            } else {
-                q_tile[entry] = finite_or_zero(q_row);
-                do_tile[entry] = finite_or_zero(do_row);
-            }
-        }
-        {
-            let entry = tid + 384u;
-            let position = call.row_first + first_row + entry / 32u;
-            let source = (batch * call.q_len + position) * call.heads + kv_head * group + h;
-            let q_row = read_q(source, position, first_channel + entry % 32u);
-            let do_row = read_d_o(source, position, first_channel + entry % 32u);
-            if (whole) {
-                q_tile[entry] = q_row;
-                do_tile[entry] = do_row;
-            } else {
-                q_tile[entry] = finite_or_zero(q_row);
-                do_tile[entry] = finite_or_zero(do_row);
-            }
-        }
-        workgroupBarrier();  // the chunk is complete
-        for (var i = 0u; i < CHUNK; i++) {
-            // dV_j += P_ij·dO_i
+    if (h >= group && call.add_k != 0u && call.add_v != 0u) {
+        return;
+    }
+    // A long sum goes in parts of SUM_ROWS queries, each added to what is there: one chain of additions would lose accuracy.
+    var added = false;
+    loop {
+        var dk_0_0 = vec4<f32>();
+        var dv_0_0 = vec4<f32>();
+        var dk_0_1 = vec4<f32>();
+        var dv_0_1 = vec4<f32>();
+        var dk_1_0 = vec4<f32>();
+        var dv_1_0 = vec4<f32>();
+        var dk_1_1 = vec4<f32>();
+        var dv_1_1 = vec4<f32>();
+        var dk_2_0 = vec4<f32>();
+        var dv_2_0 = vec4<f32>();
+        var dk_2_1 = vec4<f32>();
+        var dv_2_1 = vec4<f32>();
+        var dk_3_0 = vec4<f32>();
+        var dv_3_0 = vec4<f32>();
+        var dk_3_1 = vec4<f32>();
+        var dv_3_1 = vec4<f32>();
+        var dk_4_0 = vec4<f32>();
+        var dv_4_0 = vec4<f32>();
+        var dk_4_1 = vec4<f32>();
+        var dv_4_1 = vec4<f32>();
+        var dk_5_0 = vec4<f32>();
+        var dv_5_0 = vec4<f32>();
+        var dk_5_1 = vec4<f32>();
+        var dv_5_1 = vec4<f32>();
+        var dk_6_0 = vec4<f32>();
+        var dv_6_0 = vec4<f32>();
+        var dk_6_1 = vec4<f32>();
+        var dv_6_1 = vec4<f32>();
+        var dk_7_0 = vec4<f32>();
+        var dv_7_0 = vec4<f32>();
+        var dk_7_1 = vec4<f32>();
+        var dv_7_1 = vec4<f32>();
+        var queries = 0u;
+        while (h < group && queries < SUM_ROWS) {
+            let first_row = block * QUERY_ROWS + chunk;  // of the strip
+            workgroupBarrier();  // the chunk before has been read
             {
-                let a_0 = p_tile[i * 16u + row / 4u + 0u];
-                let a_1 = p_tile[i * 16u + row / 4u + 1u];
-                let b_0 = do_tile[i * 32u + col + 0u * COL_THREADS];
-                let b_1 = do_tile[i * 32u + col + 1u * COL_THREADS];
-                dv_0_0 = fma(vec4<f32>(a_0.x), b_0, dv_0_0);
-                dv_0_1 = fma(vec4<f32>(a_0.x), b_1, dv_0_1);
-                dv_1_0 = fma(vec4<f32>(a_0.y), b_0, dv_1_0);
-                dv_1_1 = fma(vec4<f32>(a_0.y), b_1, dv_1_1);
-                dv_2_0 = fma(vec4<f32>(a_0.z), b_0, dv_2_0);
-                dv_2_1 = fma(vec4<f32>(a_0.z), b_1, dv_2_1);
-                dv_3_0 = fma(vec4<f32>(a_0.w), b_0, dv_3_0);
-                dv_3_1 = fma(vec4<f32>(a_0.w), b_1, dv_3_1);
-                dv_4_0 = fma(vec4<f32>(a_1.x), b_0, dv_4_0);
-                dv_4_1 = fma(vec4<f32>(a_1.x), b_1, dv_4_1);
-                dv_5_0 = fma(vec4<f32>(a_1.y), b_0, dv_5_0);
-                dv_5_1 = fma(vec4<f32>(a_1.y), b_1, dv_5_1);
-                dv_6_0 = fma(vec4<f32>(a_1.z), b_0, dv_6_0);
-                dv_6_1 = fma(vec4<f32>(a_1.z), b_1, dv_6_1);
-                dv_7_0 = fma(vec4<f32>(a_1.w), b_0, dv_7_0);
-                dv_7_1 = fma(vec4<f32>(a_1.w), b_1, dv_7_1);
+                let entry = tid + 0u;
+                let strip_row = strip_slot * call.strip_rows + first_row + entry / 16u;
+                let terms = row_terms[strip_row];
+                let source = (strip_row * call.key_stride + first_col) / 2u + entry % 16u * 2u;
+                let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
+                let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
+                let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
+                p_tile[entry] = p * terms.x;
+                ds_tile[entry] = d_s(p, d_p, terms);
             }
-            // dK_j += dS_ij·Q_i
             {
-                let a_0 = ds_tile[i * 16u + row / 4u + 0u];
-                let a_1 = ds_tile[i * 16u + row / 4u + 1u];
-                let b_0 = q_tile[i * 32u + col + 0u * COL_THREADS];
-                let b_1 = q_tile[i * 32u + col + 1u * COL_THREADS];
-                dk_0_0 = fma(vec4<f32>(a_0.x), b_0, dk_0_0);
-                dk_0_1 = fma(vec4<f32>(a_0.x), b_1, dk_0_1);
-                dk_1_0 = fma(vec4<f32>(a_0.y), b_0, dk_1_0);
-                dk_1_1 = fma(vec4<f32>(a_0.y), b_1, dk_1_1);
-                dk_2_0 = fma(vec4<f32>(a_0.z), b_0, dk_2_0);
-                dk_2_1 = fma(vec4<f32>(a_0.z), b_1, dk_2_1);
-                dk_3_0 = fma(vec4<f32>(a_0.w), b_0, dk_3_0);
-                dk_3_1 = fma(vec4<f32>(a_0.w), b_1, dk_3_1);
-                dk_4_0 = fma(vec4<f32>(a_1.x), b_0, dk_4_0);
-                dk_4_1 = fma(vec4<f32>(a_1.x), b_1, dk_4_1);
-                dk_5_0 = fma(vec4<f32>(a_1.y), b_0, dk_5_0);
-                dk_5_1 = fma(vec4<f32>(a_1.y), b_1, dk_5_1);
-                dk_6_0 = fma(vec4<f32>(a_1.z), b_0, dk_6_0);
-                dk_6_1 = fma(vec4<f32>(a_1.z), b_1, dk_6_1);
-                dk_7_0 = fma(vec4<f32>(a_1.w), b_0, dk_7_0);
-                dk_7_1 = fma(vec4<f32>(a_1.w), b_1, dk_7_1);
+                let entry = tid + 128u;
+                let strip_row = strip_slot * call.strip_rows + first_row + entry / 16u;
+                let terms = row_terms[strip_row];
+                let source = (strip_row * call.key_stride + first_col) / 2u + entry % 16u * 2u;
+                let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
+                let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
+                let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
+                p_tile[entry] = p * terms.x;
+                ds_tile[entry] = d_s(p, d_p, terms);
             }
-        }
-        chunk += CHUNK;
-        if (chunk == QUERY_ROWS) {
-            chunk = 0u;
-            block += call.query_parts;
+            {
+                let entry = tid + 0u;
+                let position = call.row_first + first_row + entry / 32u;
+                let source = (batch * call.q_len + position) * call.heads + kv_head * group + h;
+                let q_row = read_q(source, position, first_channel + entry % 32u);
+                let do_row = read_d_o(source, position, first_channel + entry % 32u);
+                if (whole) {
+                    q_tile[entry] = q_row;
+                    do_tile[entry] = do_row;
+                } else {
+                    q_tile[entry] = finite_or_zero(q_row);
+                    do_tile[entry] = finite_or_zero(do_row);
+                }
+            }
+            {
+                let entry = tid + 128u;
+                let position = call.row_first + first_row + entry / 32u;
+                let source = (batch * call.q_len + position) * call.heads + kv_head * group + h;
+                let q_row = read_q(source, position, first_channel + entry % 32u);
+                let do_row = read_d_o(source, position, first_channel + entry % 32u);
+                if (whole) {
+                    q_tile[entry] = q_row;
+                    do_tile[entry] = do_row;
+                } else {
+                    q_tile[entry] = finite_or_zero(q_row);
+                    do_tile[entry] = finite_or_zero(do_row);
+                }
+            }
+            {
+                let entry = tid + 256u;
+                let position = call.row_first + first_row + entry / 32u;
+                let source = (batch * call.q_len + position) * call.heads + kv_head * group + h;
+                let q_row = read_q(source, position, first_channel + entry % 32u);
+                let do_row = read_d_o(source, position, first_channel + entry % 32u);
+                if (whole) {
+                    q_tile[entry] = q_row;
+                    do_tile[entry] = do_row;
+                } else {
+                    q_tile[entry] = finite_or_zero(q_row);
+                    do_tile[entry] = finite_or_zero(do_row);
+                }
+            }
+            {
+                let entry = tid + 384u;
+                let position = call.row_first + first_row + entry / 32u;
+                let source = (batch * call.q_len + position) * call.heads + kv_head * group + h;
+                let q_row = read_q(source, position, first_channel + entry % 32u);
+                let do_row = read_d_o(source, position, first_channel + entry % 32u);
+                if (whole) {
+                    q_tile[entry] = q_row;
+                    do_tile[entry] = do_row;
+                } else {
+                    q_tile[entry] = finite_or_zero(q_row);
+                    do_tile[entry] = finite_or_zero(do_row);
+                }
+            }
+            workgroupBarrier();  // the chunk is complete
+            for (var i = 0u; i < CHUNK; i++) {
+                // dV_j += P_ij·dO_i
+                {
+                    let a_0 = p_tile[i * 16u + row / 4u + 0u];
+                    let a_1 = p_tile[i * 16u + row / 4u + 1u];
+                    let b_0 = do_tile[i * 32u + col + 0u * COL_THREADS];
+                    let b_1 = do_tile[i * 32u + col + 1u * COL_THREADS];
+                    dv_0_0 = fma(vec4<f32>(a_0.x), b_0, dv_0_0);
+                    dv_0_1 = fma(vec4<f32>(a_0.x), b_1, dv_0_1);
+                    dv_1_0 = fma(vec4<f32>(a_0.y), b_0, dv_1_0);
+                    dv_1_1 = fma(vec4<f32>(a_0.y), b_1, dv_1_1);
+                    dv_2_0 = fma(vec4<f32>(a_0.z), b_0, dv_2_0);
+                    dv_2_1 = fma(vec4<f32>(a_0.z), b_1, dv_2_1);
+                    dv_3_0 = fma(vec4<f32>(a_0.w), b_0, dv_3_0);
+                    dv_3_1 = fma(vec4<f32>(a_0.w), b_1, dv_3_1);
+                    dv_4_0 = fma(vec4<f32>(a_1.x), b_0, dv_4_0);
+                    dv_4_1 = fma(vec4<f32>(a_1.x), b_1, dv_4_1);
+                    dv_5_0 = fma(vec4<f32>(a_1.y), b_0, dv_5_0);
+                    dv_5_1 = fma(vec4<f32>(a_1.y), b_1, dv_5_1);
+                    dv_6_0 = fma(vec4<f32>(a_1.z), b_0, dv_6_0);
+                    dv_6_1 = fma(vec4<f32>(a_1.z), b_1, dv_6_1);
+                    dv_7_0 = fma(vec4<f32>(a_1.w), b_0, dv_7_0);
+                    dv_7_1 = fma(vec4<f32>(a_1.w), b_1, dv_7_1);
+                }
+                // dK_j += dS_ij·Q_i
+                {
+                    let a_0 = ds_tile[i * 16u + row / 4u + 0u];
+                    let a_1 = ds_tile[i * 16u + row / 4u + 1u];
+                    let b_0 = q_tile[i * 32u + col + 0u * COL_THREADS];
+                    let b_1 = q_tile[i * 32u + col + 1u * COL_THREADS];
+                    dk_0_0 = fma(vec4<f32>(a_0.x), b_0, dk_0_0);
+                    dk_0_1 = fma(vec4<f32>(a_0.x), b_1, dk_0_1);
+                    dk_1_0 = fma(vec4<f32>(a_0.y), b_0, dk_1_0);
+                    dk_1_1 = fma(vec4<f32>(a_0.y), b_1, dk_1_1);
+                    dk_2_0 = fma(vec4<f32>(a_0.z), b_0, dk_2_0);
+                    dk_2_1 = fma(vec4<f32>(a_0.z), b_1, dk_2_1);
+                    dk_3_0 = fma(vec4<f32>(a_0.w), b_0, dk_3_0);
+                    dk_3_1 = fma(vec4<f32>(a_0.w), b_1, dk_3_1);
+                    dk_4_0 = fma(vec4<f32>(a_1.x), b_0, dk_4_0);
+                    dk_4_1 = fma(vec4<f32>(a_1.x), b_1, dk_4_1);
+                    dk_5_0 = fma(vec4<f32>(a_1.y), b_0, dk_5_0);
+                    dk_5_1 = fma(vec4<f32>(a_1.y), b_1, dk_5_1);
+                    dk_6_0 = fma(vec4<f32>(a_1.z), b_0, dk_6_0);
+                    dk_6_1 = fma(vec4<f32>(a_1.z), b_1, dk_6_1);
+                    dk_7_0 = fma(vec4<f32>(a_1.w), b_0, dk_7_0);
+                    dk_7_1 = fma(vec4<f32>(a_1.w), b_1, dk_7_1);
+                }
+            }
+            chunk += CHUNK;
+            queries += CHUNK;
+            if (chunk == QUERY_ROWS) {
+                chunk = 0u;
+                block += call.query_parts;
     while (h < group) {
         let slot = batch * call.heads + kv_head * group + h;
         if (block >= block_count || slot < call.slot_first || slot >= call.slot_first + call.strip_slots) {
@@ -332,90 +339,91 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
         }
         block += call.query_parts;
     }
+            }
         }
-    }
-    if (!visited && call.add_k != 0u && call.add_v != 0u) {
-        return;
-    }
-
-    {
-        let key = first_key + row + 0u;
-        if (key < call.kv_len) {
-            let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
-            write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_0_0, call.add_k != 0u);
-            write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_0_0, call.add_v != 0u);
-            write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_0_1, call.add_k != 0u);
-            write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_0_1, call.add_v != 0u);
+        {
+            let key = first_key + row + 0u;
+            if (key < call.kv_len) {
+                let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
+                write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_0_0, added || call.add_k != 0u);
+                write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_0_0, added || call.add_v != 0u);
+                write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_0_1, added || call.add_k != 0u);
+                write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_0_1, added || call.add_v != 0u);
+            }
         }
-    }
-    {
-        let key = first_key + row + 1u;
-        if (key < call.kv_len) {
-            let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
-            write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_1_0, call.add_k != 0u);
-            write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_1_0, call.add_v != 0u);
-            write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_1_1, call.add_k != 0u);
-            write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_1_1, call.add_v != 0u);
+        {
+            let key = first_key + row + 1u;
+            if (key < call.kv_len) {
+                let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
+                write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_1_0, added || call.add_k != 0u);
+                write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_1_0, added || call.add_v != 0u);
+                write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_1_1, added || call.add_k != 0u);
+                write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_1_1, added || call.add_v != 0u);
+            }
         }
-    }
-    {
-        let key = first_key + row + 2u;
-        if (key < call.kv_len) {
-            let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
-            write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_2_0, call.add_k != 0u);
-            write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_2_0, call.add_v != 0u);
-            write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_2_1, call.add_k != 0u);
-            write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_2_1, call.add_v != 0u);
+        {
+            let key = first_key + row + 2u;
+            if (key < call.kv_len) {
+                let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
+                write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_2_0, added || call.add_k != 0u);
+                write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_2_0, added || call.add_v != 0u);
+                write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_2_1, added || call.add_k != 0u);
+                write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_2_1, added || call.add_v != 0u);
+            }
         }
-    }
-    {
-        let key = first_key + row + 3u;
-        if (key < call.kv_len) {
-            let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
-            write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_3_0, call.add_k != 0u);
-            write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_3_0, call.add_v != 0u);
-            write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_3_1, call.add_k != 0u);
-            write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_3_1, call.add_v != 0u);
+        {
+            let key = first_key + row + 3u;
+            if (key < call.kv_len) {
+                let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
+                write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_3_0, added || call.add_k != 0u);
+                write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_3_0, added || call.add_v != 0u);
+                write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_3_1, added || call.add_k != 0u);
+                write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_3_1, added || call.add_v != 0u);
+            }
         }
-    }
-    {
-        let key = first_key + row + 4u;
-        if (key < call.kv_len) {
-            let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
-            write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_4_0, call.add_k != 0u);
-            write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_4_0, call.add_v != 0u);
-            write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_4_1, call.add_k != 0u);
-            write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_4_1, call.add_v != 0u);
+        {
+            let key = first_key + row + 4u;
+            if (key < call.kv_len) {
+                let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
+                write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_4_0, added || call.add_k != 0u);
+                write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_4_0, added || call.add_v != 0u);
+                write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_4_1, added || call.add_k != 0u);
+                write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_4_1, added || call.add_v != 0u);
+            }
         }
-    }
-    {
-        let key = first_key + row + 5u;
-        if (key < call.kv_len) {
-            let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
-            write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_5_0, call.add_k != 0u);
-            write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_5_0, call.add_v != 0u);
-            write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_5_1, call.add_k != 0u);
-            write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_5_1, call.add_v != 0u);
+        {
+            let key = first_key + row + 5u;
+            if (key < call.kv_len) {
+                let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
+                write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_5_0, added || call.add_k != 0u);
+                write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_5_0, added || call.add_v != 0u);
+                write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_5_1, added || call.add_k != 0u);
+                write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_5_1, added || call.add_v != 0u);
+            }
         }
-    }
-    {
-        let key = first_key + row + 6u;
-        if (key < call.kv_len) {
-            let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
-            write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_6_0, call.add_k != 0u);
-            write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_6_0, call.add_v != 0u);
-            write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_6_1, call.add_k != 0u);
-            write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_6_1, call.add_v != 0u);
+        {
+            let key = first_key + row + 6u;
+            if (key < call.kv_len) {
+                let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
+                write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_6_0, added || call.add_k != 0u);
+                write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_6_0, added || call.add_v != 0u);
+                write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_6_1, added || call.add_k != 0u);
+                write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_6_1, added || call.add_v != 0u);
+            }
         }
-    }
-    {
-        let key = first_key + row + 7u;
-        if (key < call.kv_len) {
-            let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
-            write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_7_0, call.add_k != 0u);
-            write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_7_0, call.add_v != 0u);
-            write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_7_1, call.add_k != 0u);
-            write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_7_1, call.add_v != 0u);
+        {
+            let key = first_key + row + 7u;
+            if (key < call.kv_len) {
+                let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
+                write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_7_0, added || call.add_k != 0u);
+                write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_7_0, added || call.add_v != 0u);
+                write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_7_1, added || call.add_k != 0u);
+                write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_7_1, added || call.add_v != 0u);
+            }
         }
+        if (h >= group) {
+            break;
+        }
+        added = true;
     }
 }

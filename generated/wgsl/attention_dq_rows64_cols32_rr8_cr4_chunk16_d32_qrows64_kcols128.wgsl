@@ -1,16 +1,16 @@
-// attention_dq_rows64_cols32_rr8_cr4_chunk32_d32_qrows128_kcols128: dQ from a strip of P and dP.
+// attention_dq_rows64_cols32_rr8_cr4_chunk16_d32_qrows64_kcols128: dQ from a strip of P and dP.
 //
 //   dQ_i = Σ_j dS_ij·K_j    over the keys that the block's queries see
 //
 // One workgroup owns 64 queries (wg.y, the last first: under a causal mask they see most) × 32 channels (wg.z) of one slot,
-// for one of the key_parts that the blocks of 128 keys are split into (wg.x), and loops over the keys, 32 at a time. A thread holds 8 queries × 4 channels: dq_<query>_<channels>.
+// for one of the key_parts that the blocks of 128 keys are split into (wg.x), and loops over the keys, 16 at a time. A thread holds 8 queries × 4 channels: dq_<query>_<channels>.
 
 const ROWS: u32 = 64u;
 const THREADS: u32 = 64u;
 const COL_THREADS: u32 = 8u;
-const CHUNK: u32 = 32u;
-const ROW_STRIDE: u32 = 9u;  // vec4 elements of a staged row of dS; one of padding, against bank conflicts
-const QUERY_ROWS: u32 = 128u;
+const CHUNK: u32 = 16u;
+const ROW_STRIDE: u32 = 5u;  // vec4 elements of a staged row of dS; one of padding, against bank conflicts
+const QUERY_ROWS: u32 = 64u;
 const KEY_COLS: u32 = 128u;  // keys of a block of scores
 // vec4 elements of a row
 const HEAD_DIM: u32 = 8u;
@@ -40,9 +40,9 @@ struct Call {
 @group(0) @binding(4) var<storage, read_write> d_q: array<vec4<f32>>;
 @group(0) @binding(5) var<uniform> call: Call;
 
-// Workgroup memory: 9216 + 4096 = 13312 bytes.
-var<workgroup> ds_tile: array<vec4<f32>, 576>;
-var<workgroup> k_tile: array<vec4<f32>, 256>;
+// Workgroup memory: 5120 + 2048 = 7168 bytes.
+var<workgroup> ds_tile: array<vec4<f32>, 320>;
+var<workgroup> k_tile: array<vec4<f32>, 128>;
 
 fn guard_result(x: vec4<f32>) -> vec4<f32> {
     let finite = (bitcast<vec4<u32>>(x) & vec4<u32>(0x7f800000u)) != vec4<u32>(0x7f800000u);
@@ -62,7 +62,7 @@ fn finite_or_zero(x: vec4<f32>) -> vec4<f32> {
 
 // The hull of a block of queries: least lo, greatest lo, least hi, greatest hi.
 fn hull_of(batch: u32, block: u32) -> vec4<i32> {
-    let at = call.batch * call.q_len + 2u * (batch * ((call.q_len + 127u) / 128u) + block);
+    let at = call.batch * call.q_len + 2u * (batch * ((call.q_len + 63u) / 64u) + block);
     return vec4<i32>(intervals[at], intervals[at + 1u]);
 }
 
@@ -130,83 +130,43 @@ fn attention_dq(
         workgroupBarrier();  // the chunk before has been read
         {
             let entry = tid + 0u;
-            let strip_row = strip_slot * call.strip_rows + first_row + entry / 8u;
+            let strip_row = strip_slot * call.strip_rows + first_row + entry / 4u;
             let terms = row_terms[strip_row];
-            let source = (strip_row * call.key_stride + key - base) / 2u + entry % 8u * 2u;
+            let source = (strip_row * call.key_stride + key - base) / 2u + entry % 4u * 2u;
             let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
             let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
             let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
-            ds_tile[entry / 8u * ROW_STRIDE + entry % 8u] = d_s(p, d_p, terms);
+            ds_tile[entry / 4u * ROW_STRIDE + entry % 4u] = d_s(p, d_p, terms);
         }
         {
             let entry = tid + 64u;
-            let strip_row = strip_slot * call.strip_rows + first_row + entry / 8u;
+            let strip_row = strip_slot * call.strip_rows + first_row + entry / 4u;
             let terms = row_terms[strip_row];
-            let source = (strip_row * call.key_stride + key - base) / 2u + entry % 8u * 2u;
+            let source = (strip_row * call.key_stride + key - base) / 2u + entry % 4u * 2u;
             let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
             let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
             let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
-            ds_tile[entry / 8u * ROW_STRIDE + entry % 8u] = d_s(p, d_p, terms);
+            ds_tile[entry / 4u * ROW_STRIDE + entry % 4u] = d_s(p, d_p, terms);
         }
         {
             let entry = tid + 128u;
-            let strip_row = strip_slot * call.strip_rows + first_row + entry / 8u;
+            let strip_row = strip_slot * call.strip_rows + first_row + entry / 4u;
             let terms = row_terms[strip_row];
-            let source = (strip_row * call.key_stride + key - base) / 2u + entry % 8u * 2u;
+            let source = (strip_row * call.key_stride + key - base) / 2u + entry % 4u * 2u;
             let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
             let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
             let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
-            ds_tile[entry / 8u * ROW_STRIDE + entry % 8u] = d_s(p, d_p, terms);
+            ds_tile[entry / 4u * ROW_STRIDE + entry % 4u] = d_s(p, d_p, terms);
         }
         {
             let entry = tid + 192u;
-            let strip_row = strip_slot * call.strip_rows + first_row + entry / 8u;
+            let strip_row = strip_slot * call.strip_rows + first_row + entry / 4u;
             let terms = row_terms[strip_row];
-            let source = (strip_row * call.key_stride + key - base) / 2u + entry % 8u * 2u;
+            let source = (strip_row * call.key_stride + key - base) / 2u + entry % 4u * 2u;
             let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
             let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
             let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
-            ds_tile[entry / 8u * ROW_STRIDE + entry % 8u] = d_s(p, d_p, terms);
-        }
-        {
-            let entry = tid + 256u;
-            let strip_row = strip_slot * call.strip_rows + first_row + entry / 8u;
-            let terms = row_terms[strip_row];
-            let source = (strip_row * call.key_stride + key - base) / 2u + entry % 8u * 2u;
-            let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
-            let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
-            let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
-            ds_tile[entry / 8u * ROW_STRIDE + entry % 8u] = d_s(p, d_p, terms);
-        }
-        {
-            let entry = tid + 320u;
-            let strip_row = strip_slot * call.strip_rows + first_row + entry / 8u;
-            let terms = row_terms[strip_row];
-            let source = (strip_row * call.key_stride + key - base) / 2u + entry % 8u * 2u;
-            let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
-            let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
-            let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
-            ds_tile[entry / 8u * ROW_STRIDE + entry % 8u] = d_s(p, d_p, terms);
-        }
-        {
-            let entry = tid + 384u;
-            let strip_row = strip_slot * call.strip_rows + first_row + entry / 8u;
-            let terms = row_terms[strip_row];
-            let source = (strip_row * call.key_stride + key - base) / 2u + entry % 8u * 2u;
-            let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
-            let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
-            let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
-            ds_tile[entry / 8u * ROW_STRIDE + entry % 8u] = d_s(p, d_p, terms);
-        }
-        {
-            let entry = tid + 448u;
-            let strip_row = strip_slot * call.strip_rows + first_row + entry / 8u;
-            let terms = row_terms[strip_row];
-            let source = (strip_row * call.key_stride + key - base) / 2u + entry % 8u * 2u;
-            let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
-            let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
-            let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
-            ds_tile[entry / 8u * ROW_STRIDE + entry % 8u] = d_s(p, d_p, terms);
+            ds_tile[entry / 4u * ROW_STRIDE + entry % 4u] = d_s(p, d_p, terms);
         }
         {
             let entry = tid + 0u;
@@ -230,31 +190,9 @@ fn attention_dq(
                 k_tile[entry] = finite_or_zero(k_row);
             }
         }
-        {
-            let entry = tid + 128u;
-            let position = key + entry / 8u;
-            let source = (batch * call.kv_len + position) * call.kv_heads + kv_head;
-            let k_row = read_k(source, position, first_channel + entry % 8u);
-            if (whole) {
-                k_tile[entry] = k_row;
-            } else {
-                k_tile[entry] = finite_or_zero(k_row);
-            }
-        }
-        {
-            let entry = tid + 192u;
-            let position = key + entry / 8u;
-            let source = (batch * call.kv_len + position) * call.kv_heads + kv_head;
-            let k_row = read_k(source, position, first_channel + entry % 8u);
-            if (whole) {
-                k_tile[entry] = k_row;
-            } else {
-                k_tile[entry] = finite_or_zero(k_row);
-            }
-        }
         workgroupBarrier();  // the chunk is complete
         // dQ_i += dS_ij·K_j, four keys at a time
-        for (var j = 0u; j < 8u; j++) {
+        for (var j = 0u; j < 4u; j++) {
             let b_0_0 = k_tile[(j * 4u + 0u) * 8u + col + 0u * COL_THREADS];
             let b_1_0 = k_tile[(j * 4u + 1u) * 8u + col + 0u * COL_THREADS];
             let b_2_0 = k_tile[(j * 4u + 2u) * 8u + col + 0u * COL_THREADS];

@@ -1,20 +1,20 @@
-// attention_dq_rows64_cols64_rr8_cr4_chunk16_d128_qrows128_kcols128: dQ from a strip of P and dP.
+// attention_dq_rows128_cols32_rr8_cr4_chunk16_d32_qrows128_kcols128: dQ from a strip of P and dP.
 //
 //   dQ_i = Σ_j dS_ij·K_j    over the keys that the block's queries see
 //
-// One workgroup owns 64 queries (wg.y, the last first: under a causal mask they see most) × 64 channels (wg.z) of one slot,
+// One workgroup owns 128 queries (wg.y, the last first: under a causal mask they see most) × 32 channels (wg.z) of one slot,
 // for one of the key_parts that the blocks of 128 keys are split into (wg.x), and loops over the keys, 16 at a time. A thread holds 8 queries × 4 channels: dq_<query>_<channels>.
 
-const ROWS: u32 = 64u;
+const ROWS: u32 = 128u;
 const THREADS: u32 = 128u;
-const COL_THREADS: u32 = 16u;
+const COL_THREADS: u32 = 8u;
 const CHUNK: u32 = 16u;
 const ROW_STRIDE: u32 = 5u;  // vec4 elements of a staged row of dS; one of padding, against bank conflicts
 const QUERY_ROWS: u32 = 128u;
 const KEY_COLS: u32 = 128u;  // keys of a block of scores
 // vec4 elements of a row
-const HEAD_DIM: u32 = 32u;
-const V_HEAD_DIM: u32 = 32u;
+const HEAD_DIM: u32 = 8u;
+const V_HEAD_DIM: u32 = 8u;
 
 struct Call {
     q_len: u32,
@@ -40,9 +40,9 @@ struct Call {
 @group(0) @binding(4) var<storage, read_write> d_q: array<vec4<f32>>;
 @group(0) @binding(5) var<uniform> call: Call;
 
-// Workgroup memory: 5120 + 4096 = 9216 bytes.
-var<workgroup> ds_tile: array<vec4<f32>, 320>;
-var<workgroup> k_tile: array<vec4<f32>, 256>;
+// Workgroup memory: 10240 + 2048 = 12288 bytes.
+var<workgroup> ds_tile: array<vec4<f32>, 640>;
+var<workgroup> k_tile: array<vec4<f32>, 128>;
 
 fn guard_result(x: vec4<f32>) -> vec4<f32> {
     let finite = (bitcast<vec4<u32>>(x) & vec4<u32>(0x7f800000u)) != vec4<u32>(0x7f800000u);
@@ -104,7 +104,7 @@ fn attention_dq(
     if (first_query >= call.q_len) {
         return;
     }
-    let first_channel = workgroup.z * 16u;
+    let first_channel = workgroup.z * 8u;
     let row = tid / COL_THREADS * 8u;  // this thread's first query of the block
     let col = tid % COL_THREADS;  // its channels are the vec4 col, col + COL_THREADS, …
     let hull = hull_of(batch, first_query / QUERY_ROWS);
@@ -149,21 +149,30 @@ fn attention_dq(
             ds_tile[entry / 4u * ROW_STRIDE + entry % 4u] = d_s(p, d_p, terms);
         }
         {
-            let entry = tid + 0u;
-            let position = key + entry / 16u;
-            let source = (batch * call.kv_len + position) * call.kv_heads + kv_head;
-            let k_row = read_k(source, position, first_channel + entry % 16u);
-            if (whole) {
-                k_tile[entry] = k_row;
-            } else {
-                k_tile[entry] = finite_or_zero(k_row);
-            }
+            let entry = tid + 256u;
+            let strip_row = strip_slot * call.strip_rows + first_row + entry / 4u;
+            let terms = row_terms[strip_row];
+            let source = (strip_row * call.key_stride + key - base) / 2u + entry % 4u * 2u;
+            let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
+            let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
+            let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
+            ds_tile[entry / 4u * ROW_STRIDE + entry % 4u] = d_s(p, d_p, terms);
         }
         {
-            let entry = tid + 128u;
-            let position = key + entry / 16u;
+            let entry = tid + 384u;
+            let strip_row = strip_slot * call.strip_rows + first_row + entry / 4u;
+            let terms = row_terms[strip_row];
+            let source = (strip_row * call.key_stride + key - base) / 2u + entry % 4u * 2u;
+            let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
+            let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
+            let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
+            ds_tile[entry / 4u * ROW_STRIDE + entry % 4u] = d_s(p, d_p, terms);
+        }
+        {
+            let entry = tid + 0u;
+            let position = key + entry / 8u;
             let source = (batch * call.kv_len + position) * call.kv_heads + kv_head;
-            let k_row = read_k(source, position, first_channel + entry % 16u);
+            let k_row = read_k(source, position, first_channel + entry % 8u);
             if (whole) {
                 k_tile[entry] = k_row;
             } else {
@@ -173,10 +182,10 @@ fn attention_dq(
         workgroupBarrier();  // the chunk is complete
         // dQ_i += dS_ij·K_j, four keys at a time
         for (var j = 0u; j < 4u; j++) {
-            let b_0_0 = k_tile[(j * 4u + 0u) * 16u + col + 0u * COL_THREADS];
-            let b_1_0 = k_tile[(j * 4u + 1u) * 16u + col + 0u * COL_THREADS];
-            let b_2_0 = k_tile[(j * 4u + 2u) * 16u + col + 0u * COL_THREADS];
-            let b_3_0 = k_tile[(j * 4u + 3u) * 16u + col + 0u * COL_THREADS];
+            let b_0_0 = k_tile[(j * 4u + 0u) * 8u + col + 0u * COL_THREADS];
+            let b_1_0 = k_tile[(j * 4u + 1u) * 8u + col + 0u * COL_THREADS];
+            let b_2_0 = k_tile[(j * 4u + 2u) * 8u + col + 0u * COL_THREADS];
+            let b_3_0 = k_tile[(j * 4u + 3u) * 8u + col + 0u * COL_THREADS];
             let a_0 = ds_tile[(row + 0u) * ROW_STRIDE + j];
             dq_0_0 = fma(vec4<f32>(a_0.x), b_0_0, dq_0_0);
             dq_0_0 = fma(vec4<f32>(a_0.y), b_1_0, dq_0_0);

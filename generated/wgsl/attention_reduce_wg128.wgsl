@@ -1,8 +1,8 @@
-// attention_reduce_wg256: the sum of a gradient's parts, [part, element], in their order.
+// attention_reduce_wg128: the sum of a gradient's parts, [part, element], in their order.
 //
 // A thread owns one element; thread number over x and y of the dispatch.
 
-const WG: u32 = 256u;
+const WG: u32 = 128u;
 struct Call {
     count: u32,
     parts: u32,
@@ -21,7 +21,7 @@ fn guard_result(x: f32) -> f32 {
     return select(0.0, x, is_finite(x));
 }
 
-@compute @workgroup_size(256, 1, 1)
+@compute @workgroup_size(128, 1, 1)
 fn attention_reduce(@builtin(global_invocation_id) thread: vec3<u32>, @builtin(num_workgroups) workgroups: vec3<u32>) {
     let i = thread.x + thread.y * workgroups.x * WG;
     if (i >= call.count) {
