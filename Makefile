@@ -13,14 +13,12 @@ COMMAND = $(VENV)/bin/wgsl-attention
 INSTALL = sh .ci/bootstrap venv $(VENV) $(PYTHON) && $(VENV)/bin/python -m pip install --quiet --editable
 RUN = $(VENV)/.installed
 TEST = $(VENV)/.installed-test
+BOTH = $(VENV)/.installed-dawn
 DEV = $(VENV)/.installed-dev
-# mypy cannot follow an editable install to codegen/: it reads the package through links that give it its real name.
-TYPES = rm -rf .cache/types && mkdir -p .cache/types/wgsl_attention && \
-	ln -s '$(CURDIR)'/codegen/* '$(CURDIR)/templates' '$(CURDIR)/generated' .cache/types/wgsl_attention
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test generate check validate bench tune lint ci clean driver
+.PHONY: help demo test generate check validate bench tune lint ci clean driver compilers
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,13 +32,13 @@ test: $(TEST) driver ## run the tests
 
 generate: $(RUN) driver ## render generated/, then compile every variant in it
 	$(COMMAND) generate
-	$(COMMAND) validate $(ARGS)
+	$(COMMAND) validate --compiler naga $(ARGS)
 
 check: $(RUN) ## compare generated/ with what the templates give
 	$(COMMAND) generate --check
 
-validate: $(RUN) driver ## compile and run every variant in generated/
-	$(COMMAND) validate $(ARGS)
+validate: $(BOTH) driver compilers ## compile every variant with both compilers, and run it on every driver there is
+	$(COMMAND) validate --run --setup $(ARGS)
 
 bench: $(RUN) driver ## time the algorithms on this machine's GPU
 	$(COMMAND) bench $(ARGS)
@@ -49,9 +47,7 @@ tune: $(RUN) driver ## find the fastest variants for this machine's GPU and keep
 	$(COMMAND) tune $(ARGS)
 
 lint: $(DEV) ## ruff's rules and format, and strict types
-	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check .
-	@$(TYPES)
-	MYPYPATH=.cache/types $(VENV)/bin/mypy -p wgsl_attention
+	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
 
 ci: ## everything that has to pass, as on a bare machine
 	bash .ci/run
@@ -63,8 +59,14 @@ clean: ## remove the environment, builds and caches
 driver: $(RUN)
 	@sh .ci/bootstrap driver $(VENV)/bin/python
 
+compilers:
+	@sh .ci/bootstrap compilers
+
 $(RUN): pyproject.toml .ci/bootstrap
 	$(INSTALL) . && touch $@
+
+$(BOTH): pyproject.toml .ci/bootstrap
+	$(INSTALL) '.[dawn]' && touch $(RUN) $@
 
 $(TEST): pyproject.toml .ci/bootstrap
 	$(INSTALL) '.[test]' && touch $(RUN) $@
