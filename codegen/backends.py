@@ -199,7 +199,8 @@ def lacking(asked: DeviceProfile, have: DeviceProfile) -> list[str]:
 
 def request(adapter: AdapterInfo, features: Iterable[str], limits: Mapping[str, int], unchecked: bool = False) -> Any:
     """A device with these features (WebGPU's names) and limits. ``unchecked`` turns Dawn's robustness off for all of it."""
-    wanted = set(features)
+    # implicit-device-synchronization: without it, Dawn's objects belong to one thread at a time.
+    wanted = {*features, "implicit-device-synchronization"}
     arguments: dict[str, Any] = {
         "label": "wgsl-attention",
         "required_features": sorted(name for name in adapter.raw.features if _NORMAL.get(name, name) in wanted),
@@ -274,6 +275,11 @@ def timed_pass(backend: str, raw: Any, record: Callable[[Any], None]) -> float |
         api = importlib.import_module("wgpu.backends.wgpu_native._api")
         tick *= float(api.libf.wgpuQueueGetTimestampPeriod(raw.queue._internal)) or 1.0
     return float((end - begin) * tick)
+
+
+def is_loss(error: object) -> bool:
+    """Whether a package's error says that the device is lost."""
+    return "is lost" in str(error) or "device lost" in str(error).lower()
 
 
 def first_line(error: object) -> str:

@@ -52,3 +52,7 @@ class GpuBufferError(WgslAttentionError, ValueError):
 
 class ManifestError(WgslAttentionError, RuntimeError):
     """``generated/`` is missing a file, or disagrees with the package."""
+
+
+class TuningError(WgslAttentionError, ValueError):
+    """A tuning table that cannot be read or written, or that is none."""

@@ -11,7 +11,7 @@ const THREADS: u32 = 128u;
 const COL_THREADS: u32 = 8u;
 const CHUNK: u32 = 16u;
 const QUERY_ROWS: u32 = 128u;
-const SUM_ROWS: u32 = 256u;
+const SUM_ROWS: u32 = 256u;  // queries in one chain of additions
 // vec4 elements of a row
 const HEAD_DIM: u32 = 16u;
 const V_HEAD_DIM: u32 = 16u;
@@ -57,9 +57,9 @@ fn guard_result(x: vec4<f32>) -> vec4<f32> {
 }
 
 // dS_ij = scale·P_ij·(dP_ij − D_i). Where P and dP are both zero nothing is seen, and a D that is NaN must not get in.
-fn d_s(p: vec4<f32>, d_p: vec4<f32>, terms: vec2<f32>) -> vec4<f32> {
+fn d_s(p: vec4<f32>, d_p: vec4<f32>, delta: f32) -> vec4<f32> {
     let seen = ((bitcast<vec4<u32>>(p) | bitcast<vec4<u32>>(d_p)) & vec4<u32>(0x7fffffffu)) != vec4<u32>();
-    return select(vec4<f32>(), call.scale * terms.x * p * (d_p - terms.y), seen);
+    return select(vec4<f32>(), call.scale * p * (d_p - delta), seen);
 }
 
 fn finite_or_zero(x: vec4<f32>) -> vec4<f32> {
@@ -197,10 +197,11 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                 let terms = row_terms[strip_row];
                 let source = (strip_row * call.key_stride + first_col) / 2u + entry % 32u * 2u;
                 let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
-                let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
-                let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
-                p_tile[entry] = p * terms.x;
-                ds_tile[entry] = d_s(p, d_p, terms);
+            let p = vec4<f32>(pairs[0].xz, pairs[1].xz) * terms.x;
+            let ds = d_s(p, vec4<f32>(pairs[0].yw, pairs[1].yw), terms.y);
+
+                p_tile[entry] = p;
+                ds_tile[entry] = ds;
             }
             {
                 let entry = tid + 128u;
@@ -208,10 +209,11 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                 let terms = row_terms[strip_row];
                 let source = (strip_row * call.key_stride + first_col) / 2u + entry % 32u * 2u;
                 let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
-                let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
-                let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
-                p_tile[entry] = p * terms.x;
-                ds_tile[entry] = d_s(p, d_p, terms);
+            let p = vec4<f32>(pairs[0].xz, pairs[1].xz) * terms.x;
+            let ds = d_s(p, vec4<f32>(pairs[0].yw, pairs[1].yw), terms.y);
+
+                p_tile[entry] = p;
+                ds_tile[entry] = ds;
             }
             {
                 let entry = tid + 256u;
@@ -219,10 +221,11 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                 let terms = row_terms[strip_row];
                 let source = (strip_row * call.key_stride + first_col) / 2u + entry % 32u * 2u;
                 let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
-                let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
-                let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
-                p_tile[entry] = p * terms.x;
-                ds_tile[entry] = d_s(p, d_p, terms);
+            let p = vec4<f32>(pairs[0].xz, pairs[1].xz) * terms.x;
+            let ds = d_s(p, vec4<f32>(pairs[0].yw, pairs[1].yw), terms.y);
+
+                p_tile[entry] = p;
+                ds_tile[entry] = ds;
             }
             {
                 let entry = tid + 384u;
@@ -230,10 +233,11 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                 let terms = row_terms[strip_row];
                 let source = (strip_row * call.key_stride + first_col) / 2u + entry % 32u * 2u;
                 let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
-                let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
-                let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
-                p_tile[entry] = p * terms.x;
-                ds_tile[entry] = d_s(p, d_p, terms);
+            let p = vec4<f32>(pairs[0].xz, pairs[1].xz) * terms.x;
+            let ds = d_s(p, vec4<f32>(pairs[0].yw, pairs[1].yw), terms.y);
+
+                p_tile[entry] = p;
+                ds_tile[entry] = ds;
             }
             {
                 let entry = tid + 0u;

@@ -50,9 +50,9 @@ fn guard_result(x: vec4<f32>) -> vec4<f32> {
 }
 
 // dS_ij = scale·P_ij·(dP_ij − D_i). Where P and dP are both zero nothing is seen, and a D that is NaN must not get in.
-fn d_s(p: vec4<f32>, d_p: vec4<f32>, terms: vec2<f32>) -> vec4<f32> {
+fn d_s(p: vec4<f32>, d_p: vec4<f32>, delta: f32) -> vec4<f32> {
     let seen = ((bitcast<vec4<u32>>(p) | bitcast<vec4<u32>>(d_p)) & vec4<u32>(0x7fffffffu)) != vec4<u32>();
-    return select(vec4<f32>(), call.scale * terms.x * p * (d_p - terms.y), seen);
+    return select(vec4<f32>(), call.scale * p * (d_p - delta), seen);
 }
 
 fn finite_or_zero(x: vec4<f32>) -> vec4<f32> {
@@ -134,9 +134,10 @@ fn attention_dq(
             let terms = row_terms[strip_row];
             let source = (strip_row * call.key_stride + key - base) / 2u + entry % 4u * 2u;
             let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
-            let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
-            let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
-            ds_tile[entry / 4u * ROW_STRIDE + entry % 4u] = d_s(p, d_p, terms);
+            let p = vec4<f32>(pairs[0].xz, pairs[1].xz) * terms.x;
+            let ds = d_s(p, vec4<f32>(pairs[0].yw, pairs[1].yw), terms.y);
+
+            ds_tile[entry / 4u * ROW_STRIDE + entry % 4u] = ds;
         }
         {
             let entry = tid + 128u;
@@ -144,9 +145,10 @@ fn attention_dq(
             let terms = row_terms[strip_row];
             let source = (strip_row * call.key_stride + key - base) / 2u + entry % 4u * 2u;
             let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
-            let p = vec4<f32>(pairs[0].xz, pairs[1].xz);
-            let d_p = vec4<f32>(pairs[0].yw, pairs[1].yw);
-            ds_tile[entry / 4u * ROW_STRIDE + entry % 4u] = d_s(p, d_p, terms);
+            let p = vec4<f32>(pairs[0].xz, pairs[1].xz) * terms.x;
+            let ds = d_s(p, vec4<f32>(pairs[0].yw, pairs[1].yw), terms.y);
+
+            ds_tile[entry / 4u * ROW_STRIDE + entry % 4u] = ds;
         }
         {
             let entry = tid + 0u;

@@ -32,14 +32,6 @@ fn is_finite(x: f32) -> bool {
     return (bitcast<u32>(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-// Recomputed scores and the given lse differ by rounding, so Σ P is 1 + ε with ε the same for the whole row, and D = Σ P·dP
-// carries it into the difference dP − D. Dividing by Σ P cancels it. Only rounding is corrected so: an lse that covers
-// more keys than these (a sink, keys held elsewhere) has Σ P well below 1, and stays as it is.
-fn row_correction(sum_p: f32) -> f32 {
-    let rounding = is_finite(sum_p) && abs(sum_p - 1.0) <= 0.0009765625;
-    return select(1.0, 1.0 / sum_p, rounding);
-}
-
 // The hull of a block of queries: least lo, greatest lo, least hi, greatest hi.
 fn hull_of(batch: u32, block: u32) -> vec4<i32> {
     let at = call.batch * call.q_len + 2u * (batch * ((call.q_len + 127u) / 128u) + block);
@@ -75,9 +67,13 @@ fn attention_rows(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
         }
     }
     let row_lse = lse[(batch * call.q_len + query) * call.heads + slot % call.heads];
-    // An lse that comes with delta may cover keys held elsewhere that weigh less than 2⁻¹⁰, so no more is corrected than
-    // the rounding of scores of this size can amount to; of a real training step it is up to a third of this.
-    let rounding = abs(sum.x - 1.0) <= 9.5367431640625e-07 * (16.0 + abs(row_lse));
-    let factor = select(1.0, row_correction(sum.x), rounding);
-    row_terms[at] = vec2<f32>(factor, delta[(batch * call.q_len + query) * call.heads + slot % call.heads]);
+    // Recomputed scores and the lse differ by rounding, so Σ P is 1 + ε with ε the same for the whole row, and dividing by it
+    // cancels that in dP − D. Only rounding is corrected so: an lse that covers more keys than these (a sink, keys held
+    // elsewhere) has Σ P below 1, and stays as it is.
+    // Keys held elsewhere may weigh next to nothing, so an lse that comes with delta is corrected by no more than scores of
+    // its size can be off by; those of a real training step are off by up to a third of this.
+    let limit = min(0.0009765625, 9.5367431640625e-07 * (16.0 + abs(row_lse)));
+    let rounding = is_finite(sum.x) & (abs(sum.x - 1.0) <= limit);
+    let sum_p = select(1.0, sum.x, rounding);
+    row_terms[at] = vec2<f32>(1.0 / sum_p, delta[(batch * call.q_len + query) * call.heads + slot % call.heads]);
 }

@@ -668,73 +668,73 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
             let at = ((strip_row + 0u) * call.key_stride + first_key - base) / 2u + col;
             scores[at + 0u * COL_THREADS] = vec4<f32>(p_0_0, acc_0_0, p_0_2, acc_0_2);
             scores[at + 1u * COL_THREADS] = vec4<f32>(p_0_1, acc_0_1, p_0_3, acc_0_3);
-            sum_0 += vec2<f32>(p_0_0, p_0_0 * acc_0_0);
-            sum_0 += vec2<f32>(p_0_1, p_0_1 * acc_0_1);
-            sum_0 += vec2<f32>(p_0_2, p_0_2 * acc_0_2);
-            sum_0 += vec2<f32>(p_0_3, p_0_3 * acc_0_3);
+            sum_0 = vec2<f32>(sum_0.x + p_0_0, fma(p_0_0, acc_0_0, sum_0.y));
+            sum_0 = vec2<f32>(sum_0.x + p_0_1, fma(p_0_1, acc_0_1, sum_0.y));
+            sum_0 = vec2<f32>(sum_0.x + p_0_2, fma(p_0_2, acc_0_2, sum_0.y));
+            sum_0 = vec2<f32>(sum_0.x + p_0_3, fma(p_0_3, acc_0_3, sum_0.y));
         }
         {
             let at = ((strip_row + 1u) * call.key_stride + first_key - base) / 2u + col;
             scores[at + 0u * COL_THREADS] = vec4<f32>(p_1_0, acc_1_0, p_1_2, acc_1_2);
             scores[at + 1u * COL_THREADS] = vec4<f32>(p_1_1, acc_1_1, p_1_3, acc_1_3);
-            sum_1 += vec2<f32>(p_1_0, p_1_0 * acc_1_0);
-            sum_1 += vec2<f32>(p_1_1, p_1_1 * acc_1_1);
-            sum_1 += vec2<f32>(p_1_2, p_1_2 * acc_1_2);
-            sum_1 += vec2<f32>(p_1_3, p_1_3 * acc_1_3);
+            sum_1 = vec2<f32>(sum_1.x + p_1_0, fma(p_1_0, acc_1_0, sum_1.y));
+            sum_1 = vec2<f32>(sum_1.x + p_1_1, fma(p_1_1, acc_1_1, sum_1.y));
+            sum_1 = vec2<f32>(sum_1.x + p_1_2, fma(p_1_2, acc_1_2, sum_1.y));
+            sum_1 = vec2<f32>(sum_1.x + p_1_3, fma(p_1_3, acc_1_3, sum_1.y));
         }
         {
             let at = ((strip_row + 2u) * call.key_stride + first_key - base) / 2u + col;
             scores[at + 0u * COL_THREADS] = vec4<f32>(p_2_0, acc_2_0, p_2_2, acc_2_2);
             scores[at + 1u * COL_THREADS] = vec4<f32>(p_2_1, acc_2_1, p_2_3, acc_2_3);
-            sum_2 += vec2<f32>(p_2_0, p_2_0 * acc_2_0);
-            sum_2 += vec2<f32>(p_2_1, p_2_1 * acc_2_1);
-            sum_2 += vec2<f32>(p_2_2, p_2_2 * acc_2_2);
-            sum_2 += vec2<f32>(p_2_3, p_2_3 * acc_2_3);
+            sum_2 = vec2<f32>(sum_2.x + p_2_0, fma(p_2_0, acc_2_0, sum_2.y));
+            sum_2 = vec2<f32>(sum_2.x + p_2_1, fma(p_2_1, acc_2_1, sum_2.y));
+            sum_2 = vec2<f32>(sum_2.x + p_2_2, fma(p_2_2, acc_2_2, sum_2.y));
+            sum_2 = vec2<f32>(sum_2.x + p_2_3, fma(p_2_3, acc_2_3, sum_2.y));
         }
         {
             let at = ((strip_row + 3u) * call.key_stride + first_key - base) / 2u + col;
             scores[at + 0u * COL_THREADS] = vec4<f32>(p_3_0, acc_3_0, p_3_2, acc_3_2);
             scores[at + 1u * COL_THREADS] = vec4<f32>(p_3_1, acc_3_1, p_3_3, acc_3_3);
-            sum_3 += vec2<f32>(p_3_0, p_3_0 * acc_3_0);
-            sum_3 += vec2<f32>(p_3_1, p_3_1 * acc_3_1);
-            sum_3 += vec2<f32>(p_3_2, p_3_2 * acc_3_2);
-            sum_3 += vec2<f32>(p_3_3, p_3_3 * acc_3_3);
+            sum_3 = vec2<f32>(sum_3.x + p_3_0, fma(p_3_0, acc_3_0, sum_3.y));
+            sum_3 = vec2<f32>(sum_3.x + p_3_1, fma(p_3_1, acc_3_1, sum_3.y));
+            sum_3 = vec2<f32>(sum_3.x + p_3_2, fma(p_3_2, acc_3_2, sum_3.y));
+            sum_3 = vec2<f32>(sum_3.x + p_3_3, fma(p_3_3, acc_3_3, sum_3.y));
         }
         {
             let at = ((strip_row + 4u) * call.key_stride + first_key - base) / 2u + col;
             scores[at + 0u * COL_THREADS] = vec4<f32>(p_4_0, acc_4_0, p_4_2, acc_4_2);
             scores[at + 1u * COL_THREADS] = vec4<f32>(p_4_1, acc_4_1, p_4_3, acc_4_3);
-            sum_4 += vec2<f32>(p_4_0, p_4_0 * acc_4_0);
-            sum_4 += vec2<f32>(p_4_1, p_4_1 * acc_4_1);
-            sum_4 += vec2<f32>(p_4_2, p_4_2 * acc_4_2);
-            sum_4 += vec2<f32>(p_4_3, p_4_3 * acc_4_3);
+            sum_4 = vec2<f32>(sum_4.x + p_4_0, fma(p_4_0, acc_4_0, sum_4.y));
+            sum_4 = vec2<f32>(sum_4.x + p_4_1, fma(p_4_1, acc_4_1, sum_4.y));
+            sum_4 = vec2<f32>(sum_4.x + p_4_2, fma(p_4_2, acc_4_2, sum_4.y));
+            sum_4 = vec2<f32>(sum_4.x + p_4_3, fma(p_4_3, acc_4_3, sum_4.y));
         }
         {
             let at = ((strip_row + 5u) * call.key_stride + first_key - base) / 2u + col;
             scores[at + 0u * COL_THREADS] = vec4<f32>(p_5_0, acc_5_0, p_5_2, acc_5_2);
             scores[at + 1u * COL_THREADS] = vec4<f32>(p_5_1, acc_5_1, p_5_3, acc_5_3);
-            sum_5 += vec2<f32>(p_5_0, p_5_0 * acc_5_0);
-            sum_5 += vec2<f32>(p_5_1, p_5_1 * acc_5_1);
-            sum_5 += vec2<f32>(p_5_2, p_5_2 * acc_5_2);
-            sum_5 += vec2<f32>(p_5_3, p_5_3 * acc_5_3);
+            sum_5 = vec2<f32>(sum_5.x + p_5_0, fma(p_5_0, acc_5_0, sum_5.y));
+            sum_5 = vec2<f32>(sum_5.x + p_5_1, fma(p_5_1, acc_5_1, sum_5.y));
+            sum_5 = vec2<f32>(sum_5.x + p_5_2, fma(p_5_2, acc_5_2, sum_5.y));
+            sum_5 = vec2<f32>(sum_5.x + p_5_3, fma(p_5_3, acc_5_3, sum_5.y));
         }
         {
             let at = ((strip_row + 6u) * call.key_stride + first_key - base) / 2u + col;
             scores[at + 0u * COL_THREADS] = vec4<f32>(p_6_0, acc_6_0, p_6_2, acc_6_2);
             scores[at + 1u * COL_THREADS] = vec4<f32>(p_6_1, acc_6_1, p_6_3, acc_6_3);
-            sum_6 += vec2<f32>(p_6_0, p_6_0 * acc_6_0);
-            sum_6 += vec2<f32>(p_6_1, p_6_1 * acc_6_1);
-            sum_6 += vec2<f32>(p_6_2, p_6_2 * acc_6_2);
-            sum_6 += vec2<f32>(p_6_3, p_6_3 * acc_6_3);
+            sum_6 = vec2<f32>(sum_6.x + p_6_0, fma(p_6_0, acc_6_0, sum_6.y));
+            sum_6 = vec2<f32>(sum_6.x + p_6_1, fma(p_6_1, acc_6_1, sum_6.y));
+            sum_6 = vec2<f32>(sum_6.x + p_6_2, fma(p_6_2, acc_6_2, sum_6.y));
+            sum_6 = vec2<f32>(sum_6.x + p_6_3, fma(p_6_3, acc_6_3, sum_6.y));
         }
         {
             let at = ((strip_row + 7u) * call.key_stride + first_key - base) / 2u + col;
             scores[at + 0u * COL_THREADS] = vec4<f32>(p_7_0, acc_7_0, p_7_2, acc_7_2);
             scores[at + 1u * COL_THREADS] = vec4<f32>(p_7_1, acc_7_1, p_7_3, acc_7_3);
-            sum_7 += vec2<f32>(p_7_0, p_7_0 * acc_7_0);
-            sum_7 += vec2<f32>(p_7_1, p_7_1 * acc_7_1);
-            sum_7 += vec2<f32>(p_7_2, p_7_2 * acc_7_2);
-            sum_7 += vec2<f32>(p_7_3, p_7_3 * acc_7_3);
+            sum_7 = vec2<f32>(sum_7.x + p_7_0, fma(p_7_0, acc_7_0, sum_7.y));
+            sum_7 = vec2<f32>(sum_7.x + p_7_1, fma(p_7_1, acc_7_1, sum_7.y));
+            sum_7 = vec2<f32>(sum_7.x + p_7_2, fma(p_7_2, acc_7_2, sum_7.y));
+            sum_7 = vec2<f32>(sum_7.x + p_7_3, fma(p_7_3, acc_7_3, sum_7.y));
         }
     }
 
