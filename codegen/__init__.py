@@ -7,6 +7,7 @@ the checked-in kernels. Importing this needs neither a GPU nor Jinja2.
 from __future__ import annotations
 
 from .arrays import Gradients, attention_backward, rope_backward
+from .choices import Choice, register_kernel
 from .device import Device, adapters, default_device, open_device
 from .documents import doc_start_from_cu_seqlens, doc_start_from_lengths, doc_start_from_segment_ids
 from .errors import (
@@ -14,21 +15,26 @@ from .errors import (
     DeviceError,
     GpuBufferError,
     ManifestError,
+    TuningError,
     UnservedProblemError,
     VariantError,
     WgslAttentionError,
 )
-from .plan import Plan, plan
+from .plan import Plan, plan, prepare
 from .problem import Mask, Problem
 from .profile import PROFILES, DeviceProfile, Limits
 from .render import render
 from .rope import record_rope_backward
 from .select import Selection, select
+from .tiles import TiledChoice
+from .tune_log import Measurement
+from .tuner import tune
 from .variant import RenderedVariant, Variant
 
 __all__ = [
     "PROFILES",
     "ArgumentError",
+    "Choice",
     "Device",
     "DeviceError",
     "DeviceProfile",
@@ -37,10 +43,13 @@ __all__ = [
     "Limits",
     "ManifestError",
     "Mask",
+    "Measurement",
     "Plan",
     "Problem",
     "RenderedVariant",
     "Selection",
+    "TiledChoice",
+    "TuningError",
     "UnservedProblemError",
     "Variant",
     "VariantError",
@@ -53,10 +62,13 @@ __all__ = [
     "doc_start_from_segment_ids",
     "open_device",
     "plan",
+    "prepare",
     "record_rope_backward",
+    "register_kernel",
     "render",
     "rope_backward",
     "select",
+    "tune",
 ]
 
 __version__ = "0.1.0"

@@ -131,9 +131,11 @@ def attention_backward(
     shapes = {"d_q": arrays["q"].shape, "d_k": arrays["k"].shape, "d_v": arrays["v"].shape}
     for name in GRADIENTS:
         buffers[name] = device.zeros(chosen.buffers[name], label=name)
+    # Freed after the call, as everything else of it is.
+    scratch = {name: device.zeros(size, label=name) for name, size in chosen.scratch.items()}
     with device.guard("running the backward pass"):
         encoder = device.raw.create_command_encoder()
-        chosen.record(encoder, buffers, numbers.scale, softcap=softcap)
+        chosen.record(encoder, buffers, numbers.scale, softcap=softcap, scratch=scratch)
         device.raw.queue.submit([encoder.finish()])
     found = {}
     for name, shape in shapes.items():

@@ -20,10 +20,10 @@ def check(path: Path) -> None:
         raise ArgumentError("--plot", path, f"a name that ends in {', '.join(SUFFIXES)}")
     if not path.absolute().parent.is_dir():
         raise ArgumentError("--plot", path, "a name in a folder that exists")
-    _matplotlib("figure")
+    matplotlib("figure")
 
 
-def _matplotlib(module: str) -> Any:
+def matplotlib(module: str) -> Any:
     try:
         return importlib.import_module(f"matplotlib.{module}")
     except ImportError as error:
@@ -42,7 +42,7 @@ def plot(path: Path, reports: Sequence[Report], title: str) -> None:
     fastest = max((result.tflops for report in shown for result in report.timed), default=1.0)
     unit, name = speed_unit(shown)
     heights = [len(report.timed) + 1.2 for report in shown] or [1.0]
-    figure = _matplotlib("figure").Figure(figsize=(9, 1.1 + 0.34 * sum(heights)), layout="constrained", dpi=150)
+    figure = matplotlib("figure").Figure(figsize=(9, 1.1 + 0.34 * sum(heights)), layout="constrained", dpi=150)
     figure.suptitle(title, fontsize=12, fontweight="bold", x=0.01, ha="left")
     axes = figure.subplots(max(1, len(shown)), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0]
     for axis, report in zip(axes, shown, strict=False):

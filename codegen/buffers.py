@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import operator
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -44,7 +45,11 @@ def ranged(name: str, given: BufferLike, need: int, alignment: int, usage: str =
         raise GpuBufferError(name, "nothing", f"a buffer of at least {need} bytes")
     if not hasattr(buffer, "usage") or not hasattr(buffer, "size"):
         raise GpuBufferError(name, f"a {type(buffer).__name__}", "a GPU buffer, or (buffer, offset, size)")
-    size = buffer.size - offset if size is None else size
+    try:
+        offset = operator.index(offset)
+        size = buffer.size - offset if size is None else operator.index(size)
+    except TypeError:
+        raise GpuBufferError(name, f"offset {offset!r} and size {size!r}", "whole numbers of bytes") from None
     if offset < 0 or offset % alignment:
         raise GpuBufferError(name, f"an offset of {offset}", f"a multiple of {alignment}")
     if size < need or offset + need > buffer.size:
@@ -53,6 +58,31 @@ def ranged(name: str, given: BufferLike, need: int, alignment: int, usage: str =
     if buffer.usage & flags != flags:
         raise GpuBufferError(name, f"usage {buffer.usage}", f"a buffer made with {usage}")
     return Range(buffer, offset, need)
+
+
+def all_ranged(
+    given: Mapping[str, BufferLike],
+    sizes: Mapping[str, int],
+    wants: Mapping[str, tuple[int, str]],
+    *,
+    optional: Sequence[str],
+    written: Sequence[str],
+) -> dict[str, Range]:
+    """A range of ``sizes[name]`` bytes for every name, checked as by ``ranged``; ``wants`` is alignment and usage.
+
+    Names in ``optional`` may be given without being wanted. What is ``written`` must not lie in a buffer that is also read,
+    nor overlap: WebGPU has no dispatch read and write one buffer.
+    """
+    unknown = sorted(set(given) - set(sizes) - set(optional))
+    if unknown:
+        raise GpuBufferError(unknown[0], "a buffer", f"only {', '.join(sizes)}")
+    ranges = {name: ranged(name, given.get(name), need, *wants[name]) for name, need in sizes.items()}
+    for name in written:
+        for other, found in ranges.items():
+            same = found.buffer is ranges[name].buffer and (other not in written or found.overlaps(ranges[name]))
+            if other != name and same:
+                raise GpuBufferError(name, f"the buffer of {other!r} too", "a buffer of its own")
+    return ranges
 
 
 def identity(given: Any) -> Hashable:

@@ -37,15 +37,17 @@ class Bounded(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """The value, which becomes the last to be dropped; None where there is none."""
-        with self._lock:
-            found = self._items.pop(key, None)
-            if found is None:
-                return None
-            self._items[key] = found
+        found = self._items.get(key)
+        if found is None:
+            return None
+        if 2 * len(self._items) > self.limit:  # before that, the order is not worth its time
+            with self._lock:
+                if self._items.pop(key, None) is not None:
+                    self._items[key] = found
         return found[0]
 
-    def put(self, key: K, value: V, owners: Iterable[Any] = ()) -> None:
-        """Keeps a value, in place of the key's earlier one and of those that were not asked for longest."""
+    def keep(self, key: K, value: V, owners: Iterable[Any] = ()) -> V:
+        """Keeps a value in place of those that were not asked for longest. Returns the key's own where it has one already."""
         cache = weakref.ref(self)
 
         def drop(_: weakref.ref[Any]) -> None:
@@ -56,10 +58,10 @@ class Bounded(Generic[K, V]):
 
         references = tuple(weakref.ref(owner, drop) for owner in owners)
         with self._lock:
-            self._items.pop(key, None)
-            self._items[key] = value, references
+            kept = self._items.setdefault(key, (value, references))
             while len(self._items) > max(1, self.limit):
                 self._items.pop(next(iter(self._items)), None)
+        return kept[0]
 
     def clear(self) -> None:
         self._items.clear()

@@ -6,6 +6,7 @@ reaches all its variants, so the runs are fewer than the variants. Rotary kernel
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -17,12 +18,14 @@ import numpy as np
 
 from . import algorithms, catalog, reference
 from .accuracy import Expected, expected
-from .errors import ArgumentError
+from .choices import Choice
+from .errors import ArgumentError, VariantError
 from .problem import GRADIENTS, Mask, Problem
 from .profile import PROFILES
 from .recipe import Recipe
 from .reference import Array
 from .select import CANDIDATES
+from .tuning_files import shipped
 from .variant import Variant
 
 MASKS: dict[str, tuple[Mask, ...]] = {
@@ -121,13 +124,17 @@ def _reaching(variant: Variant, mode: str, brief: bool) -> Iterator[tuple[Recipe
 
 @functools.cache
 def recipes(problem: Problem, guard: str) -> tuple[Recipe, ...]:
-    """Every candidate of every algorithm that takes the problem, whatever the device."""
-    return tuple(
-        recipe
+    """Every candidate of every algorithm that takes the problem, and every shipped tuned choice, whatever the device."""
+    found = [
+        choice.recipe(problem, LARGE)
         for name, candidates in CANDIDATES.items()
         if not algorithms.REFUSALS[name](problem)
-        for recipe in candidates(problem, LARGE, guard)
-    )
+        for choice in candidates(problem, LARGE, guard)
+    ]
+    for row in shipped().rows:
+        with contextlib.suppress(VariantError):  # for another head_dim
+            found.append(Choice.from_json(row.choice).suited(problem, guard).recipe(problem, LARGE))
+    return tuple(found)
 
 
 def small_problems(variant: Variant, mode: str, brief: bool = False) -> Iterator[Problem]:

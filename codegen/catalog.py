@@ -1,13 +1,16 @@
 """Which variants are checked in, and which others the package considers for a problem and renders on demand.
 
-The checked-in set is the product that ``checked_in`` states: good defaults for every (kernel, mask, head_dim), and for
-every mask a variant that WebGPU's default limits and compatibility mode can serve.
+The checked-in set is the product that ``checked_in`` states: good defaults for every (kernel, mask, head_dim), for
+every mask a variant that WebGPU's default limits and compatibility mode can serve, and what the shipped tuning tables name.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator
+from importlib.resources import files
+from typing import Any
 
 from .kernels import (
     MASKS,
@@ -74,6 +77,17 @@ def _short() -> Iterator[Variant]:
             yield AttentionBackwardShortDkdv(wg=256, head_dim=head_dim, at_most=at_most, mask=mask)
 
 
+def _shipped() -> Iterator[Variant]:
+    """The kernels that the rows of tuned/*.json choose: a measurement without bounds checks holds for validated kernels only."""
+    folder = files("wgsl_attention").joinpath("tuned")
+    for entry in sorted(folder.iterdir(), key=lambda entry: entry.name) if folder.is_dir() else ():
+        if entry.name.endswith(".json"):
+            for row in json.loads(entry.read_text(encoding="utf-8"))["rows"]:
+                for kernel in row["choice"]["kernels"].values():
+                    params: dict[str, Any] = kernel["params"]
+                    yield FAMILIES[kernel["kernel"]](**params)
+
+
 def _tiled() -> Iterator[Variant]:
     spans = set()
     for layout in LAYOUTS.values():
@@ -81,6 +95,10 @@ def _tiled() -> Iterator[Variant]:
             chosen = choice(layout, head_dim)
             yield from (chosen.scores, chosen.dkdv, chosen.dq)
             spans.add((chosen.scores.rows, chosen.scores.cols, chosen.scores.span * chosen.scores.cols))
+    for variant in _shipped():
+        yield variant
+        if isinstance(variant, AttentionScores):
+            spans.add((variant.rows, variant.cols, variant.span * variant.cols))
     fallback = choice(LAYOUTS["16k"], MAX_HEAD_DIM, at_most=True)
     yield from (fallback.scores, fallback.dkdv, fallback.dq)
     for rows, key_cols, span_keys in sorted(spans):

@@ -192,10 +192,14 @@ class Choice:
 def _words(variant: Variant) -> str:
     v: Any = variant
     own = "" if type(v) in (family for roles in ROLES.values() for family in roles.values()) else f"{v.kernel} "
+    bound = f" d≤{v.head_dim}" if v.at_most else ""
     if not hasattr(v, "row_reg"):
-        return f"{own}wg {v.wg}"
+        longest = f" maxseq {v.max_seq}" if hasattr(v, "max_seq") else ""
+        return f"{own}wg {v.wg}{longest}{bound}{' seg uniform' if getattr(v, 'seg_uniform', False) else ''}"
     span = f" span {v.span}" if getattr(v, "span", 1) > 1 else ""
-    return f"{own}{v.rows}×{v.cols} {v.row_reg}×{v.col_reg} chunk {v.chunk}{span}"
+    inherited = {field.name for family in ROLES["tiled"].values() for field in dataclasses.fields(family)}
+    more = "".join(f" {name} {value}" for name, value in v.params.items() if name not in inherited)
+    return f"{own}{v.rows}×{v.cols} {v.row_reg}×{v.col_reg} chunk {v.chunk}{span}{bound}{more}"
 
 
 def _variant_json(variant: Variant) -> dict[str, Any]:

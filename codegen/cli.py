@@ -249,11 +249,11 @@ class Command:
     run: Callable[[argparse.Namespace], int]
 
 
-def _in_module(name: str, summary: str) -> Command:
+def _in_module(name: str, summary: str, module_name: str = "") -> Command:
     """A command that is a module of its own with ``add_arguments`` and ``run``; imported when it is asked for."""
 
     def module() -> Any:
-        return importlib.import_module(f".{name}", __package__)
+        return importlib.import_module(f".{module_name or name}", __package__)
 
     return Command(name, summary, lambda parser: module().add_arguments(parser), lambda args: int(module().run(args)))
 
@@ -267,6 +267,7 @@ COMMANDS = (
     Command("show", "one kernel: its facts, its bindings and its WGSL", add_show_arguments, run_show),
     Command("explain", "which kernels serve a problem on a device, and why", add_explain_arguments, run_explain),
     Command("gradcheck", "prove the gradients on this machine's GPU", add_gradcheck_arguments, run_gradcheck),
+    _in_module("tune", "find this GPU's fastest kernels for given problems and keep them in a table", "cli_tune"),
     _in_module("bench", "time algorithms, variants and the reference's kernels side by side"),
     Command("doctor", "what this machine has and what it lacks", add_doctor_arguments, run_doctor),
 )

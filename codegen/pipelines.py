@@ -141,8 +141,7 @@ class Pipelines:
             bindings=rendered.bindings,
             unchecked=key[2] or self._unchecked,
         )
-        self._made.put(key, pipeline)
-        return pipeline
+        return self._made.keep(key, pipeline)
 
     def _refused(self, rendered: RenderedVariant, code: str, error: Exception) -> NoReturn:
         if backends.is_loss(error):

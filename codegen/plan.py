@@ -1,53 +1,29 @@
-"""Problem + Device → Plan: the ordered dispatches with their bindings, recorded into the caller's command encoder."""
+"""Problem + Device → Plan: the ordered dispatches with their bindings, recorded into the caller's encoder or pass."""
 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
-
-from . import catalog, manifest
+from .buffers import BufferLike, Range, all_ranged, identity
+from .caches import Bounded, Pool
 from .device import Device, Pipeline, default_device
 from .errors import ArgumentError, GpuBufferError, UnservedProblemError
 from .problem import GRADIENTS, Problem
 from .recipe import Recipe, Step
+from .scratch import ScratchLike, layout
 from .select import Selection, select
-from .variant import RenderedVariant, Variant
-from .words import Numbers, pack_words, resolve_numbers, uniform_values
+from .texts import is_checked_in, rendered
+from .tuning import Table
+from .tuning_files import default_table
+from .uniforms import Uniforms
+from .variant import Variant
+from .words import Numbers, finite, resolve_numbers
 
-BufferLike: TypeAlias = Any
-"""A GPU buffer of the device's package, or (buffer, offset, size) in bytes."""
-
-MAX_NUMBERS = 4
-"""Scales for which a plan keeps its uniform buffers."""
-
-COPY_SRC, COPY_DST, UNIFORM, STORAGE = 4, 8, 64, 128
-"""WebGPU's buffer usage flags, the same numbers in every implementation."""
-
-
-def rendered(variant: Variant) -> RenderedVariant:
-    """The variant's text and facts: from ``generated/`` where it is checked in, else rendered now (which needs Jinja2)."""
-    if is_checked_in(variant) and variant.name in manifest.entries():
-        return manifest.load(variant.name)
-    from .render import render
-
-    return render(variant)
-
-
-def is_checked_in(variant: Variant) -> bool:
-    """Whether the variant has passed validation on every compiler, and so may run without runtime checks."""
-    return variant.name in catalog.checked_in()
-
-
-@dataclass(frozen=True, slots=True)
-class _Range:
-    buffer: Any
-    offset: int
-    size: int
+MAX_BIND_GROUPS = 4096
+"""Bind groups that a plan keeps: those of the buffers that it was called with last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,13 +43,19 @@ class BoundStep:
 
 
 class Plan:
-    """What runs for one problem on one device: pipelines, workgroup counts, and scratch that the plan owns.
+    """What runs for one problem on one device: pipelines, workgroup counts, bind groups, and scratch.
 
-    Made by ``plan``. ``record`` may be called any number of times, and from one thread at a time; recordings share the
-    plan's scratch, which is right as long as they run on the device's one queue.
+    Made by ``plan``. Safe from several threads, each with an encoder of its own. Nothing is submitted or read back. The
+    first call with some buffers and numbers makes what it needs (bind groups, uniforms, scratch) and keeps it, without
+    keeping the buffers alive: what belongs to a buffer goes when the buffer does. Later calls with the same make nothing.
+
+    Scratch is given with the call, or is the device's: one buffer of a name for all the plans that ``plan`` made, as large
+    as the largest needs. Sharing is right on a device's one queue, where recordings run one after another, as long as the
+    steps of one plan are not recorded in between those of another. ``device.release()`` and ``device.close()`` drop it.
     """
 
-    def __init__(self, selection: Selection, recipe: Recipe, device: Device) -> None:
+    def __init__(self, selection: Selection, recipe: Recipe, device: Device, pool: Pool | None = None) -> None:
+        """``pool`` is where scratch comes from; by default the plan's own."""
         self.selection = selection
         self.recipe = recipe
         self.problem = recipe.problem
@@ -83,16 +65,26 @@ class Plan:
             pipeline = device.pipeline(rendered(step.variant), trusted=is_checked_in(step.variant))
             self._steps.append((step, pipeline, step.workgroups(self.problem)))
         self._sizes = {name: size for name, size in recipe.buffer_bytes().items() if name not in recipe.scratch}
-        bindings = [b for step in recipe.steps for b in step.variant.bindings]
-        self._copied = {b.role: b.array_bytes for b in bindings if b.array_bytes}
-        self._scratch: dict[str, Any] = {}
-        self._uniforms: OrderedDict[Numbers, tuple[Any, ...]] = OrderedDict()
+        limits = device.profile.limits
+        self._alignment = limits.min_storage_buffer_offset_alignment
+        self._layout = layout(recipe, self._alignment, limits.max_buffer_size)
+        self._pool = pool or Pool(lambda size, name: device.zeros(size, label=name))
+        self._owns_pool = pool is None
+        self._uniforms = Uniforms(recipe, device)
+        self._has_first = bool(recipe.cleared or self._uniforms.copied)
+        self._bound: Bounded[Any, tuple[BoundStep, ...]] = Bounded(MAX_BIND_GROUPS // max(1, len(self._steps)))
         self._lock = threading.Lock()
+        device.attach(self)
 
     @property
     def scratch(self) -> Mapping[str, int]:
         """Bytes of each scratch buffer."""
         return dict(self.recipe.scratch)
+
+    @property
+    def scratch_bytes(self) -> tuple[int, ...]:
+        """Bytes of the fewest buffers that hold all scratch; more than one where a step reads some of it and writes some."""
+        return self._layout.sizes
 
     @property
     def buffers(self) -> Mapping[str, int]:
@@ -106,102 +98,142 @@ class Plan:
     @property
     def first(self) -> tuple[str, ...]:
         """What ``record`` does before its pass, in words; empty where ``record_pass`` serves."""
-        copies = (f"{name} is copied into a uniform buffer" for name in self._copied)
+        copies = (f"{name} is copied into a uniform buffer" for name in self._uniforms.copied)
         return (*(f"{name} is cleared" for name in self.recipe.cleared), *copies)
 
     def record(
-        self, encoder: Any, buffers: Mapping[str, BufferLike], scale: float | None = None, *, softcap: float | None = None
+        self,
+        encoder: Any,
+        buffers: Mapping[str, BufferLike],
+        scale: float | None = None,
+        *,
+        softcap: float | None = None,
+        scratch: ScratchLike | None = None,
     ) -> None:
         """Records the backward pass into ``encoder`` (a GPUCommandEncoder), in one compute pass; nothing is submitted.
 
         ``buffers`` maps the names in ``Plan.buffers`` to GPU buffers with the storage usage, or to (buffer, offset, size)
-        in bytes: float32, row-major, laid out as ``Problem`` says; doc_start is uint32. Gradients that are cleared first
-        need the copy-destination usage too, and buffers that are copied first (``first``) only the copy-source usage.
-        ``scale`` defaults to head_dim ** −0.5; ``softcap`` is the bound c, for a problem that has one.
+        in bytes: float32, row-major without gaps, laid out as ``Problem`` says; doc_start is uint32. Gradients that are
+        cleared first need the copy-destination usage too, and buffers that are copied first (``first``) only the
+        copy-source usage. ``scale`` defaults to head_dim ** −0.5; ``softcap`` is the bound c, for a problem that has one.
+        ``scratch`` gives storage buffers for scratch, of any contents, that nothing else uses meanwhile: a mapping by the
+        names in ``Plan.scratch``, or a list as ``Plan.scratch_bytes`` has them; without it the scratch is the device's.
 
         Raises ``GpuBufferError`` or ``ArgumentError`` before anything is recorded.
         """
-        numbers = resolve_numbers(self.problem, scale, softcap)
-        ranges = self._check(buffers)
-        with self._lock, self.device.guard("recording a plan"):
-            bound = self._bind(ranges, numbers)
-            self._record_first(encoder, ranges)
-            compute_pass = encoder.begin_compute_pass(label=self.recipe.algorithm)
-            for step in bound:
-                step.record(compute_pass)
-            compute_pass.end()
+        steps = self.bind(buffers, scale, softcap=softcap, scratch=scratch)
+        device = self.device
+        try:
+            with device.turn:
+                if self._has_first:
+                    self._record_first(encoder, buffers)
+                compute_pass = encoder.begin_compute_pass(label=self.recipe.algorithm)
+                _dispatch(compute_pass, steps)
+                compute_pass.end()
+        except device.errors as error:
+            device.fail("recording a plan", error)
 
     def record_pass(
-        self, compute_pass: Any, buffers: Mapping[str, BufferLike], scale: float | None = None, *, softcap: float | None = None
+        self,
+        compute_pass: Any,
+        buffers: Mapping[str, BufferLike],
+        scale: float | None = None,
+        *,
+        softcap: float | None = None,
+        scratch: ScratchLike | None = None,
     ) -> None:
         """As ``record``, into a compute pass of the caller's (a GPUComputePassEncoder), which is left open.
 
         Raises ``ArgumentError`` where something comes before the pass (``first``): a pass can neither clear nor copy.
         """
-        if self.first:
+        if self._has_first:
             want = "record() with a command encoder" + (", or a problem that accumulates" if self.recipe.cleared else "")
             raise ArgumentError("compute_pass", f"a pass, before which {'; '.join(self.first)}", want)
-        for step in self.bind(buffers, scale, softcap=softcap):
-            step.record(compute_pass)
+        steps = self.bind(buffers, scale, softcap=softcap, scratch=scratch)
+        device = self.device
+        try:
+            with device.turn:
+                _dispatch(compute_pass, steps)
+        except device.errors as error:
+            device.fail("recording a plan", error)
 
     def bind(
-        self, buffers: Mapping[str, BufferLike], scale: float | None = None, *, softcap: float | None = None
+        self,
+        buffers: Mapping[str, BufferLike],
+        scale: float | None = None,
+        *,
+        softcap: float | None = None,
+        scratch: ScratchLike | None = None,
     ) -> tuple[BoundStep, ...]:
         """The dispatches of ``record`` with these buffers bound, for recording them apart or again and again.
 
         What comes before the first of them is ``record_first``'s. Arguments and errors are those of ``record``.
         """
-        numbers = resolve_numbers(self.problem, scale, softcap)
-        ranges = self._check(buffers)
-        with self._lock, self.device.guard("binding a plan's buffers"):
-            return self._bind(ranges, numbers)
+        self.device.check("binding a plan's buffers")
+        scale = scale if scale is None or scale.__class__ is float else finite("scale", scale)
+        softcap = softcap if softcap is None or softcap.__class__ is float else finite("softcap", softcap)
+        # `identity`, written out for speed: this is what a call costs that was made before
+        ids = [id(b) if b.__class__ is not tuple else (*map(id, b[:1]), *b[1:]) for b in buffers.values()]
+        key = (scale, softcap, None if scratch is None else identity(scratch), *buffers, *ids)
+        try:
+            steps = self._bound.get(key)
+        except TypeError:  # an offset without a hash, which the checks refuse by name
+            steps = None
+        return self._bind(key, buffers, resolve_numbers(self.problem, scale, softcap), scratch) if steps is None else steps
 
     def record_first(self, encoder: Any, buffers: Mapping[str, BufferLike]) -> None:
         """Records what comes before the pass: the clears and copies that ``first`` names. Errors are those of ``record``."""
+        self._check(buffers)
+        with self.device.guard("recording a plan"):
+            self._record_first(encoder, buffers)
+
+    def release_bindings(self) -> None:
+        """Drops the bind groups, and with them the plan's hold on scratch."""
+        self._bound.clear()
+
+    def release(self) -> None:
+        """Drops bind groups, uniforms and scratch of the plan's own; the next call makes them anew."""
+        self._bound.clear()
+        self._uniforms.clear()
+        if self._owns_pool:
+            self._pool.clear()
+
+    def _bind(
+        self, key: Any, buffers: Mapping[str, BufferLike], numbers: Numbers, scratch: ScratchLike | None
+    ) -> tuple[BoundStep, ...]:
         ranges = self._check(buffers)
-        with self._lock, self.device.guard("recording a plan"):
-            self._record_first(encoder, ranges)
+        given = {} if scratch is None else self._layout.give(self.recipe.scratch, scratch, self._alignment)
+        for name, one in given.items():
+            for other, two in ranges.items():
+                if one.buffer is two.buffer:
+                    raise GpuBufferError(
+                        name, f"the buffer of {other!r} too", "scratch apart from what the plan reads and writes"
+                    )
+        owners = [r.buffer for r in (*ranges.values(), *given.values())]
+        with self._lock, self.device.guard("binding a plan's buffers"):
+            if scratch is None:
+                own = self._pool.take(self.recipe.scratch)
+                given = {name: Range(own[name], 0, size) for name, size in self.recipe.scratch.items()}
+            ranges = {
+                **ranges,
+                **given,
+                **{n: Range(self._uniforms.array(n), 0, size) for n, size in self._uniforms.copied.items()},
+            }
+            bound = []
+            for (step, pipeline, counts), words in zip(self._steps, self._uniforms.words(numbers), strict=True):
+                group = self._bind_group(step, pipeline, ranges, words)
+                bound.append(BoundStep(step=step, pipeline=pipeline, group=group, workgroups=counts))
+        return self._bound.keep(key, tuple(bound), owners)
 
-    def _bind(self, given: Mapping[str, _Range], numbers: Numbers) -> tuple[BoundStep, ...]:
-        ranges = dict(given)
-        for name, size in self.recipe.scratch.items():
-            if name not in self._scratch:
-                self._scratch[name] = self.device.zeros(size, label=name)
-            ranges[name] = _Range(self._scratch[name], 0, self._scratch[name].size)
-        for name, size in self._copied.items():
-            ranges[name] = _Range(self._uniform_array(name), 0, size)
-        uniforms = self._uniforms_for(numbers)
-        bound = []
-        for (step, pipeline, counts), words in zip(self._steps, uniforms, strict=True):
-            group = self._bind_group(step, pipeline, ranges, words)
-            bound.append(BoundStep(step=step, pipeline=pipeline, group=group, workgroups=counts))
-        return tuple(bound)
-
-    def _record_first(self, encoder: Any, ranges: Mapping[str, _Range]) -> None:
+    def _record_first(self, encoder: Any, buffers: Mapping[str, BufferLike]) -> None:
         for name in self.recipe.cleared:
-            encoder.clear_buffer(ranges[name].buffer, ranges[name].offset, self._sizes[name])
-        for name in self._copied:
-            source = ranges[name]
-            encoder.copy_buffer_to_buffer(source.buffer, source.offset, self._uniform_array(name), 0, self._sizes[name])
+            buffer, offset = _place(buffers[name])
+            encoder.clear_buffer(buffer, offset, self._sizes[name])
+        for name in self._uniforms.copied:
+            buffer, offset = _place(buffers[name])
+            encoder.copy_buffer_to_buffer(buffer, offset, self._uniforms.array(name), 0, self._sizes[name])
 
-    def _uniforms_for(self, numbers: Numbers) -> tuple[dict[int, Any], ...]:
-        """For each step, its uniform buffers by binding; kept for the last few scales that were asked for."""
-        if numbers not in self._uniforms:
-            values = {**uniform_values(self.problem), "scale": numbers.scale, "softcap": numbers.softcap}
-            self._uniforms[numbers] = tuple(
-                {
-                    b.binding: self.device.uniform(pack_words(b, {**values, **step.sizes}), label=b.role)
-                    for b in step.variant.bindings
-                    if b.words
-                }
-                for step in self.recipe.steps
-            )
-            if len(self._uniforms) > MAX_NUMBERS:
-                self._uniforms.popitem(last=False)
-        self._uniforms.move_to_end(numbers)
-        return self._uniforms[numbers]
-
-    def _bind_group(self, step: Step, pipeline: Pipeline, ranges: Mapping[str, _Range], words: Mapping[int, Any]) -> Any:
+    def _bind_group(self, step: Step, pipeline: Pipeline, ranges: Mapping[str, Range], words: Mapping[int, Any]) -> Any:
         bound: dict[int, Any] = dict(words)
         for binding in step.variant.bindings:
             if not binding.words:
@@ -209,64 +241,79 @@ class Plan:
                 bound[binding.binding] = (found.buffer, found.offset, found.size)
         return self.device.bind_group(pipeline, bound)
 
-    def _uniform_array(self, name: str) -> Any:
-        key = f"{name} uniform"
-        if key not in self._scratch:
-            self._scratch[key] = self.device.uniform(np.zeros(self._copied[name] // 4, np.uint32), label=name)
-        return self._scratch[key]
-
-    def _check(self, buffers: Mapping[str, BufferLike]) -> dict[str, _Range]:
+    def _check(self, buffers: Mapping[str, BufferLike]) -> dict[str, Range]:
         """Every buffer's range, once all of them are found right."""
-        unknown = sorted(set(buffers) - set(self._sizes) - {"o", "delta"})
-        if unknown:
-            raise GpuBufferError(unknown[0], "a buffer", f"only {', '.join(self._sizes)}")
-        ranges: dict[str, _Range] = {}
-        for name, need in self._sizes.items():
-            if buffers.get(name) is None:
-                raise GpuBufferError(name, "nothing", f"a buffer of at least {need} bytes")
-            given = buffers[name]
-            buffer, offset, size = given if isinstance(given, tuple) else (given, 0, None)
-            if not hasattr(buffer, "usage") or not hasattr(buffer, "size"):
-                raise GpuBufferError(name, f"a {type(buffer).__name__}", "a GPU buffer, or (buffer, offset, size)")
-            size = buffer.size - offset if size is None else size
-            self._check_range(name, need, buffer, offset, size)
-            ranges[name] = _Range(buffer, offset, need)
-        for name in GRADIENTS:
-            written = ranges[name]
-            for other, read in ranges.items():
-                if other != name and read.buffer is written.buffer and (other not in GRADIENTS or _overlap(written, read)):
-                    raise GpuBufferError(name, f"the buffer of {other!r} too", "a buffer of its own")
-        return ranges
-
-    def _check_range(self, name: str, need: int, buffer: Any, offset: int, size: int) -> None:
-        alignment = self.device.profile.limits.min_storage_buffer_offset_alignment
-        usage, usage_name = STORAGE, "STORAGE"
-        if name in self._copied:
-            usage, usage_name, alignment = COPY_SRC, "COPY_SRC", 4
-        elif name in self.recipe.cleared:
-            usage, usage_name = STORAGE | COPY_DST, "STORAGE | COPY_DST"
-        if offset < 0 or offset % alignment:
-            raise GpuBufferError(name, f"an offset of {offset}", f"a multiple of {alignment}")
-        if size < need or offset + need > buffer.size:
-            raise GpuBufferError(name, f"{min(size, buffer.size - offset)} bytes", f"at least {need}")
-        if buffer.usage & usage != usage:
-            raise GpuBufferError(name, f"usage {buffer.usage}", f"a buffer made with {usage_name}")
+        cleared, copied = self.recipe.cleared, self._uniforms.copied
+        wants = {name: (self._alignment, "STORAGE | COPY_DST" if name in cleared else "STORAGE") for name in self._sizes}
+        wants |= dict.fromkeys(copied, (4, "COPY_SRC"))
+        return all_ranged(buffers, self._sizes, wants, optional=("o", "delta"), written=GRADIENTS)
 
 
-def plan(problem: Problem, device: Device | None = None, *, algorithm: str | None = None, guard: str = "zero") -> Plan:
-    """Chooses the best recipe for a problem on a device and compiles its pipelines.
+def plan(
+    problem: Problem,
+    device: Device | None = None,
+    *,
+    algorithm: str | None = None,
+    guard: str = "zero",
+    tuning: Table | None = None,
+) -> Plan:
+    """The best recipe for a problem on a device, compiled; for a problem that was asked for lately, the same plan again.
 
-    ``device`` defaults to the process's shared one; ``algorithm`` and ``guard`` are as for ``select``.
+    ``device`` defaults to the process's shared one; ``algorithm``, ``guard`` and ``tuning`` are as for ``select``.
     Raises ``UnservedProblemError`` with the reasons where nothing serves the problem.
     """
     if not isinstance(problem, Problem):
         raise ArgumentError("problem", f"a {type(problem).__name__}", "a Problem")
     device = device or default_device()
-    selection = select(problem, device.profile, algorithm=algorithm, guard=guard)
+    device.check("planning")
+    table = default_table() if tuning is None else tuning
+    key = (problem, algorithm, guard, table)
+    found: Plan | None = device.plans.get(key)
+    if found is None:
+        found = device.plans.keep(key, Plan(*_chosen(device, *key), device, device.pool))
+    return found
+
+
+def prepare(
+    problems: Iterable[Problem],
+    device: Device | None = None,
+    *,
+    algorithm: str | None = None,
+    guard: str = "zero",
+    tuning: Table | None = None,
+    threads: int = 0,
+) -> list[Plan]:
+    """Plans for several problems, compiled ahead and side by side; returns when all are ready. Nothing runs on the GPU.
+
+    Arguments and errors are those of ``plan``; ``threads`` is how many compile at once with wgpu (0: as the machine has
+    cores, 8 at most; Dawn decides by itself). A driver may still finish its own compilation at the first dispatch.
+    """
+    wanted = list(problems)
+    device = device or default_device()
+    table = default_table() if tuning is None else tuning
+    variants: dict[Variant, None] = {}
+    for problem in wanted:
+        if not isinstance(problem, Problem):
+            raise ArgumentError("problems", f"a {type(problem).__name__}", "Problems")
+        variants.update(dict.fromkeys(_chosen(device, problem, algorithm, guard, table)[1].variants))
+    device.prepare([(rendered(variant), is_checked_in(variant)) for variant in variants], threads)
+    return [plan(problem, device, algorithm=algorithm, guard=guard, tuning=table) for problem in wanted]
+
+
+def _chosen(device: Device, problem: Problem, algorithm: str | None, guard: str, table: Table) -> tuple[Selection, Recipe]:
+    selection = select(problem, device.profile, algorithm=algorithm, guard=guard, tuning=table)
     if selection.best is None:
         raise UnservedProblemError(problem, device.profile.name, selection.refusals)
-    return Plan(selection, selection.best, device)
+    return selection, selection.best
 
 
-def _overlap(a: _Range, b: _Range) -> bool:
-    return a.offset < b.offset + b.size and b.offset < a.offset + a.size
+def _dispatch(compute_pass: Any, steps: tuple[BoundStep, ...]) -> None:
+    set_pipeline, set_bind_group = compute_pass.set_pipeline, compute_pass.set_bind_group
+    for bound in steps:
+        set_pipeline(bound.pipeline.raw)
+        set_bind_group(0, bound.group)
+        compute_pass.dispatch_workgroups(*bound.workgroups)
+
+
+def _place(given: BufferLike) -> tuple[Any, int]:
+    return (given[0], given[1]) if isinstance(given, tuple) else (given, 0)

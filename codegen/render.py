@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .variant import RenderedVariant, Variant
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 def _load(path: str) -> str | None:
     try:
+        if Path(path).is_absolute():  # a kernel of the caller's own, which may import the package's macros
+            return Path(path).read_text(encoding="utf-8")
         return files("wgsl_attention.templates").joinpath(path).read_text(encoding="utf-8")
     except FileNotFoundError:
         return None

@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from .buffers import BufferLike, ranged
 from .device import Device
-from .errors import ArgumentError, GpuBufferError
-from .plan import STORAGE, BufferLike, rendered
+from .errors import ArgumentError
 from .problem import MAX_HEAD_DIM
 from .rope_kernels import RopeKBackward, RopeQBackward
+from .texts import rendered
 
 
 def rope_ratio(base: float, head_dim: int) -> int:
@@ -42,6 +43,8 @@ def record_rope_backward(
 ) -> None:
     """Records the inverse rotation of interleaved pairs, in place, into ``encoder``; nothing is submitted.
 
+    A call with the buffer and the numbers of an earlier one makes nothing anew.
+
     ``buffer`` holds (batch, seq, heads, head_dim) float32, row-major: the gradient with respect to the rotated q or k.
     Position p of a sequence turns pair i by (p + ``offset``)·base^(−2i/head_dim) radians. ``tensor`` names the kernel:
     ``rope_q_backward`` or ``rope_k_backward``. Raises ``ArgumentError`` or ``GpuBufferError`` before anything is recorded.
@@ -50,28 +53,22 @@ def record_rope_backward(
     for name, value in (("seq", seq), ("heads", heads), ("batch", batch)):
         if not isinstance(value, int) or value < 1:
             raise ArgumentError(name, repr(value), "a positive integer")
-    found, start, size = buffer if isinstance(buffer, tuple) else (buffer, 0, None)
     need = 4 * batch * seq * heads * head_dim
     if need // 4 >= 2**32:
         raise ArgumentError("buffer", f"{need // 4} elements", "fewer than 2³², which a 32-bit index reaches")
-    if not hasattr(found, "usage") or not hasattr(found, "size"):
-        raise GpuBufferError("d_x", f"a {type(found).__name__}", "a GPU buffer, or (buffer, offset, size)")
-    alignment = device.profile.limits.min_storage_buffer_offset_alignment
-    if start < 0 or start % alignment:
-        raise GpuBufferError("d_x", f"an offset of {start}", f"a multiple of {alignment}")
-    size = found.size - start if size is None else size
-    if size < need or start + need > found.size:
-        raise GpuBufferError("d_x", f"{min(size, found.size - start)} bytes", f"at least {need}")
-    if not found.usage & STORAGE:
-        raise GpuBufferError("d_x", f"usage {found.usage}", "a buffer made with STORAGE")
+    found = ranged("d_x", buffer, need, device.profile.limits.min_storage_buffer_offset_alignment)
     wg = 256 if device.profile.limits.max_compute_invocations_per_workgroup >= 256 else 64
     family, count = (RopeQBackward, "heads") if tensor == "q" else (RopeKBackward, "kv_heads")
     variant = rendered(family(wg=wg))
-    ratio = rope_ratio(base, head_dim)
-    dims = np.array([seq, heads, head_dim, offset], np.uint32)
-    params = np.array([np.float32(base).view(np.uint32), ratio & 0xFFFFFFFF, ratio >> 32, 0], np.uint32)
+    key = (variant.name, id(found.buffer), found.offset, batch, seq, heads, head_dim, base, offset)
     pipeline = device.pipeline(variant, trusted=True)
-    group = device.bind_group(pipeline, {0: (found, start, need), 1: device.uniform(dims), 2: device.uniform(params)})
+    group = device.groups.get(key)
+    if group is None:
+        ratio = rope_ratio(base, head_dim)
+        dims = device.uniform(np.array([seq, heads, head_dim, offset], np.uint32))
+        words = np.array([np.float32(base).view(np.uint32), ratio & 0xFFFFFFFF, ratio >> 32, 0], np.uint32)
+        bound = {0: (found.buffer, found.offset, need), 1: dims, 2: device.uniform(words)}
+        group = device.groups.keep(key, device.bind_group(pipeline, bound), [found.buffer])
     counts = variant.dispatch({"seq_len": seq, count: heads, "half_head_dim": head_dim // 2, "batch": batch})
     with device.guard("recording rotary embedding"):
         compute_pass = encoder.begin_compute_pass(label=variant.name)

@@ -1,7 +1,8 @@
-"""(Problem, DeviceProfile) → ranked candidates, and refusals with their reasons. Pure: no device is touched, nothing is rendered.
+"""(Problem, DeviceProfile, tuning table) → ranked candidates, and refusals with their reasons. Pure: no device is touched,
+nothing is rendered; only where no table is given are the tables in force looked at.
 
-The candidates of an algorithm are the checked-in variants that serve the problem and, where the head_dim has none of its
-own, one with that head_dim as a constant, which is rendered on demand.
+A tuned choice for problems like this one goes first. The other candidates of an algorithm are the checked-in variants that
+serve the problem and, where the head_dim has none of its own, one with that head_dim as a constant, rendered on demand.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from . import algorithms, catalog, tiled_recipe, tiles
-from .errors import ArgumentError
+from . import algorithms, catalog, tiles, tuning
+from .choices import Choice
+from .errors import ArgumentError, VariantError
 from .kernels import SEG_UNIFORM_POSITIONS, AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
 from .problem import MAX_HEAD_DIM, Problem
 from .profile import DeviceProfile
 from .recipe import Recipe
+from .tuning import Level, Row, Table
+from .tuning_files import default_table
 
 MAX_REFUSALS = 6
 """Refused variants that are named for one algorithm; the rest are counted."""
@@ -24,12 +28,16 @@ MAX_REFUSALS = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What was chosen for a problem on a device (``candidates``, the best first), and what was refused and why."""
+    """What was chosen for a problem on a device (``candidates``, the best first), and what was refused and why.
+
+    ``tuned`` says which measurement the first candidate comes from; empty where none does.
+    """
 
     problem: Problem
     profile: DeviceProfile
     candidates: tuple[Recipe, ...]
     refusals: tuple[str, ...]
+    tuned: str = ""
 
     @property
     def best(self) -> Recipe | None:
@@ -42,6 +50,8 @@ class Selection:
             names = " + ".join(variant.name for variant in recipe.variants)
             scratch = sum(recipe.scratch.values())
             lines.append(f"{'chosen' if rank == 0 else 'next'}: {recipe.algorithm}: {names}")
+            if rank == 0 and self.tuned:
+                lines.append(f"  {self.tuned}")
             for v in recipe.variants if rank == 0 else ():
                 steps = [step for step in recipe.steps if step.variant == v]
                 x, y, z = steps[0].workgroups(self.problem)
@@ -57,23 +67,31 @@ class Selection:
         return "\n".join(lines)
 
 
-def select(problem: Problem, profile: DeviceProfile, *, algorithm: str | None = None, guard: str = "zero") -> Selection:
+def select(
+    problem: Problem, profile: DeviceProfile, *, algorithm: str | None = None, guard: str = "zero", tuning: Table | None = None
+) -> Selection:
     """Ranks every recipe that serves ``problem`` on a device of this profile.
 
     ``algorithm`` keeps one algorithm only; ``guard`` is what becomes of non-finite numbers (``"zero"`` or ``"propagate"``).
+    ``tuning`` is the table to go by: the user's and the package's where it is left out, ``tuning.EMPTY`` for none.
     An empty ``candidates`` is not an error here; ``Plan`` makes it one. Raises ``ArgumentError`` for unknown names.
     """
     if algorithm is not None and algorithm not in algorithms.REFUSALS:
         raise ArgumentError("algorithm", repr(algorithm), f"one of {', '.join(algorithms.REFUSALS)}")
     if guard not in ("zero", "propagate"):
         raise ArgumentError("guard", repr(guard), "'zero' or 'propagate'")
-    return _select(problem, profile, algorithm, guard)
+    return _select(problem, profile, algorithm, guard, default_table() if tuning is None else tuning)
 
 
 @functools.lru_cache(maxsize=1024)
-def _select(problem: Problem, profile: DeviceProfile, algorithm: str | None, guard: str) -> Selection:
+def _select(problem: Problem, profile: DeviceProfile, algorithm: str | None, guard: str, table: Table) -> Selection:
     candidates: list[Recipe] = []
     refusals: list[str] = []
+    tuned = ""
+    found = _tuned(problem, profile, algorithm, guard, table, refusals)
+    if found:
+        candidates.append(found[0])
+        tuned = found[1]
     for name in [algorithm] if algorithm else ORDER:
         reason = algorithms.REFUSALS[name](problem)
         if reason:
@@ -81,19 +99,65 @@ def _select(problem: Problem, profile: DeviceProfile, algorithm: str | None, gua
             continue
         refused: dict[str, None] = {}
         fitting = []
-        for recipe in CANDIDATES[name](problem, profile, guard):
+        for choice in CANDIDATES[name](problem, profile, guard):
+            recipe = choice.recipe(problem, profile)
             reasons = recipe.refusals(profile)
             if reasons:
                 refused.update(dict.fromkeys(reasons))
-            else:
+            elif not found or recipe != found[0]:
                 fitting.append(recipe)
-        if not fitting and not refused:
+        if not fitting and not refused and not found:
             refused[f"{name} has no variant for these lengths"] = None
         candidates += fitting
         refusals += list(refused)[:MAX_REFUSALS]
         if len(refused) > MAX_REFUSALS:
             refusals.append(f"and {len(refused) - MAX_REFUSALS} more of {name}")
-    return Selection(problem=problem, profile=profile, candidates=tuple(candidates), refusals=tuple(refusals))
+    return Selection(problem=problem, profile=profile, candidates=tuple(candidates), refusals=tuple(refusals), tuned=tuned)
+
+
+def _tuned(
+    problem: Problem, profile: DeviceProfile, algorithm: str | None, guard: str, table: Table, refusals: list[str]
+) -> tuple[Recipe, str] | None:
+    """The recipe of the first row that holds here, and what to say of it. Rows before it that do not are told to ``refusals``."""
+    refusals += [f"tuning: {fault}" for fault in table.faults]
+    for row, level in table.lookup(problem, profile):
+        if algorithm is not None and row.choice.get("algorithm") != algorithm:
+            continue
+        try:
+            choice = tuning.restore(row, problem, guard, checked_in=catalog.checked_in())
+        except VariantError as error:
+            refusals.append(f"tuned on {row.device or 'any device'} for {row.problem}: {error}")
+            continue
+        recipe = choice.recipe(problem, profile)
+        reasons = recipe.refusals(profile)
+        if not reasons:
+            return recipe, _told(row, level, profile)
+        refusals.append(f"tuned on {row.device or 'any device'} for {row.problem}: {reasons[0]}")
+    return None
+
+
+def _told(row: Row, level: Level, profile: DeviceProfile) -> str:
+    """Where a tuned choice comes from, with what differs between then and now."""
+    where = {"device": "", "default": ", for any device"}.get(level, f", the same {level}")
+    told = f"tuned on {row.device or 'another device'}{where}: {1e3 * row.seconds:.3g} ms for {row.problem}"
+    told += f", {1e3 * row.default_seconds:.3g} ms without tuning" if row.default_seconds else ""
+    if row.runner_up_seconds:
+        told += f", {1e3 * row.runner_up_seconds:.3g} ms the next"
+    then = row.measured.get("driver")
+    if level == "device" and then and then != profile.driver:
+        told += f"; measured with the driver {then}, this is {profile.driver or 'unknown'}"
+    return told
+
+
+def choices(problem: Problem, profile: DeviceProfile, *, algorithm: str | None = None, guard: str = "zero") -> list[Choice]:
+    """What ``select`` ranks without a tuning table, as choices that fit the device, in its order."""
+    found = []
+    for name in [algorithm] if algorithm else ORDER:
+        if not algorithms.REFUSALS[name](problem):
+            for choice in CANDIDATES[name](problem, profile, guard):
+                if choice not in found and not choice.recipe(problem, profile).refusals(profile):
+                    found.append(choice)
+    return found
 
 
 ORDER = ("tiled", "short", "streaming")
@@ -103,7 +167,7 @@ LARGE_GRID = 4096
 """From so many blocks of 128 queries × 128 keys on, the largest blocks are the fastest; below, small ones fill the device."""
 
 
-def _tiled(problem: Problem, profile: DeviceProfile, guard: str) -> Iterator[Recipe]:
+def _tiled(problem: Problem, profile: DeviceProfile, guard: str) -> Iterator[Choice]:
     grid = problem.batch * problem.heads * -(-problem.q_len // 128) * -(-problem.kv_len // 128)
     names = ("48k", "32k", "16k") if grid >= LARGE_GRID and not profile.software else ("16k", "32k", "48k")
     limit = min(profile.limits.max_storage_buffer_binding_size, profile.limits.max_buffer_size)
@@ -116,7 +180,7 @@ def _tiled(problem: Problem, profile: DeviceProfile, guard: str) -> Iterator[Rec
                 chosen = tiles.choice(tiles.LAYOUTS[name], problem.head_dim, problem.v_head_dim, **terms)
             budget = min(chosen.budget, limit)
             parts = SOFTWARE_PARTS if profile.software else chosen.parts
-            yield tiled_recipe.tiled(problem, replace(chosen, budget=budget, parts=parts))
+            yield Choice.of(replace(chosen, budget=budget, parts=parts))
 
 
 SOFTWARE_PARTS = 16
@@ -136,7 +200,7 @@ def _positions(problem: Problem) -> int:
     return problem.batch * problem.q_len
 
 
-def _streaming(problem: Problem, profile: DeviceProfile, guard: str) -> Iterator[Recipe]:
+def _streaming(problem: Problem, profile: DeviceProfile, guard: str) -> Iterator[Choice]:
     for mask in algorithms.mask_modes(problem):
         for head_dim, at_most in _bounds(problem):
             for wg in (256, catalog.COMPAT_WG):
@@ -145,10 +209,10 @@ def _streaming(problem: Problem, profile: DeviceProfile, guard: str) -> Iterator
                         wg=wg, head_dim=head_dim, at_most=at_most, mask=mask, guard=guard, seg_uniform=seg_uniform
                     )
                     if v.serves.max_seq is None or _positions(problem) <= v.serves.max_seq:
-                        yield algorithms.streaming(problem, v)
+                        yield Choice(algorithm="streaming", kernels=(v,))
 
 
-def _short(problem: Problem, profile: DeviceProfile, guard: str) -> Iterator[Recipe]:
+def _short(problem: Problem, profile: DeviceProfile, guard: str) -> Iterator[Choice]:
     masks = [mask for mask in algorithms.mask_modes(problem) if mask in ("full", "causal", "documents")]
     max_seqs = [length for length in catalog.MAX_SEQS if length >= problem.kv_len]
     for mask in masks:
@@ -175,10 +239,10 @@ def _short(problem: Problem, profile: DeviceProfile, guard: str) -> Iterator[Rec
                             accumulate="d_k" in problem.accumulate,
                         )
                         if not seg_uniform or _positions(problem) <= SEG_UNIFORM_POSITIONS:
-                            yield algorithms.short(problem, main, dkdv)
+                            yield Choice(algorithm="short", kernels=(main, dkdv))
 
 
-CANDIDATES: dict[str, Callable[[Problem, DeviceProfile, str], Iterable[Recipe]]] = {
+CANDIDATES: dict[str, Callable[[Problem, DeviceProfile, str], Iterable[Choice]]] = {
     "tiled": _tiled,
     "short": _short,
     "streaming": _streaming,

@@ -27,13 +27,14 @@ from .cases import Run
 from .device import Device, Pipeline, open_device
 from .errors import ArgumentError, DeviceError, WgslAttentionError
 from .manifest import smallest_profile, variant_of
-from .plan import Plan, rendered
+from .plan import Plan
 from .problem import GRADIENTS
 from .profile import PROFILES, builtin_profile
 from .recipe import Recipe
 from .reference import Gradients
 from .rope import rope_ratio
 from .select import Selection
+from .texts import rendered
 from .toolchains import LIMITS
 from .variant import Binding, RenderedVariant, Variant
 from .words import pack_words

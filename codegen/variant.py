@@ -133,7 +133,7 @@ class Variant:
     kernel: ClassVar[str]
     """The first part of every variant's name."""
     template: ClassVar[str]
-    """The template's path below ``templates/``."""
+    """The template's path below ``templates/``; an absolute one for a kernel that is not the package's."""
     rules: ClassVar[tuple[Rule, ...]] = ()
 
     def __post_init__(self) -> None:

@@ -27,13 +27,14 @@ def resolve_numbers(problem: Problem, scale: float | None, softcap: float | None
     if (softcap is not None) != problem.softcap:
         want = "a bound above 0, since the problem has softcap=True" if problem.softcap else "None: the problem has no softcap"
         raise ArgumentError("softcap", repr(softcap), want)
-    cap = 1.0 if softcap is None else _finite("softcap", softcap)
+    cap = 1.0 if softcap is None else finite("softcap", softcap)
     if cap <= 0:
         raise ArgumentError("softcap", cap, "a number above 0")
-    return Numbers(scale=1.0 / math.sqrt(problem.head_dim) if scale is None else _finite("scale", scale), softcap=cap)
+    return Numbers(scale=1.0 / math.sqrt(problem.head_dim) if scale is None else finite("scale", scale), softcap=cap)
 
 
-def _finite(name: str, value: float) -> float:
+def finite(name: str, value: float) -> float:
+    """The number as a float; raises ``ArgumentError`` unless it is one and finite."""
     try:
         number = float(value)
     except (TypeError, ValueError):

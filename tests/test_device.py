@@ -104,7 +104,7 @@ def test_pipelines_are_cached_by_name_text_and_trust(device: Device, monkeypatch
     assert device.pipeline(rendered()) is first
     assert device.pipeline(rendered(DOUBLE + "// other text\n")) is not first
     assert (device.pipeline(rendered(), trusted=True) is first) == (device.backend == "dawn")
-    monkeypatch.setattr(device_module, "MAX_PIPELINES", 1)
+    monkeypatch.setattr(device._pipelines._made, "limit", 1)
     device.pipeline(rendered(name="evicts"))
     assert device.pipeline(rendered()) is not first
 

@@ -24,13 +24,13 @@ from wgsl_attention.kernels import (
     AttentionBackwardShort,
     AttentionBackwardShortDkdv,
 )
-from wgsl_attention.plan import rendered
 from wgsl_attention.problem import GRADIENTS, Align, Mask, Problem
 from wgsl_attention.recipe import Recipe
 from wgsl_attention.reference import Gradients
 from wgsl_attention.render import render
 from wgsl_attention.rope import rope_ratio
 from wgsl_attention.rope_kernels import RopeKBackward, RopeQBackward
+from wgsl_attention.texts import rendered
 from wgsl_attention.variant import WORKGROUP_SIZES, RenderedVariant, Variant
 
 ALGORITHMS = tuple(RECIPES)

@@ -148,7 +148,7 @@ def test_infinite_lse_means_that_nothing_is_visible(wgpu: Device, kind: str, giv
     assert not got.d_q[:, rows].view(np.uint32).any()
     assert not got.d_k[:, 89].view(np.uint32).any() and not got.d_v[:, 89].view(np.uint32).any()
     verdict = own.changed(d_o=d_o).expected().judge(got)
-    assert verdict.ok, verdict
+    assert verdict.ok, str(verdict)
 
 
 # Shards
@@ -180,7 +180,7 @@ def test_shards_add_up_to_the_whole(wgpu: Device, kind: str, given: Any) -> None
     verdict = case.expected(lse=case["lse"], delta=case["delta"]).judge(
         in_shards(wgpu, case, [0, 64, 170, 200, 300], [0, 64, 200, 300], given, kind)
     )
-    assert verdict.ok, verdict
+    assert verdict.ok, str(verdict)
 
 
 @pytest.mark.parametrize("given", ["o", "delta"])
@@ -193,7 +193,7 @@ def test_shards_of_a_long_problem(wgpu: Device, given: Any) -> None:
     verdict = case.expected(lse=case["lse"], delta=case["delta"]).judge(
         in_shards(wgpu, case, [0, 2048, 2112], [0, 2048, 2112], given, "16k")
     )
-    assert verdict.ok, verdict
+    assert verdict.ok, str(verdict)
 
 
 def reference_scores(case: Call, first: int) -> Array:
@@ -315,12 +315,28 @@ def test_one_row_that_is_not_finite(
             assert not np.isfinite(found.d_q[queries]).all(axis=-1).any()
 
 
+@pytest.mark.parametrize("accumulate", [False, True])
+@pytest.mark.parametrize("head_dim", [16, 5])
+@pytest.mark.parametrize("parts", [1, 512])
+@pytest.mark.parametrize("layout", ["16k", "small"])
+def test_zero_holds_for_sums_of_finite_parts(wgpu: Device, layout: str, parts: int, head_dim: int, accumulate: bool) -> None:
+    """1025 terms of 1e36 are past float32, the sums of a few hundred are not: what they add up to is looked at again."""
+    p = problem(Mask.full(), 1025, 1, heads=2, kv_heads=1, head_dim=head_dim, accumulate=accumulate)
+    case = call(p)
+    case = case.changed(d_o=np.full_like(case["d_o"], 1e36))
+    chosen = small(head_dim) if layout == "small" else choice(LAYOUTS[layout], head_dim)
+    made = tiled(p, replace(chosen, parts=parts, budget=8 * 64 * 64 * 9))
+    before = dict.fromkeys(GRADIENTS, np.float32(1e38))
+    found = Run(device=wgpu, recipe=made, before=before)(case)
+    assert all(np.isfinite(getattr(found, gradient)).all() for gradient in GRADIENTS)
+
+
 # The real training step
 
 
 STEP = Problem(q_len=512, kv_len=512, heads=4, kv_heads=2, head_dim=64, mask=Mask.documents())
 AT_MOST = 2e-6
-"""The relative error (2-norm) that each gradient may have. What was measured on llvmpipe is 8.5e-7 at most."""
+"""The relative error (2-norm) that each gradient may have. On llvmpipe it is 1.6e-6 at most, and 3.5e-6 with delta."""
 
 
 @pytest.fixture(scope="module")
@@ -330,15 +346,23 @@ def step() -> dict[str, Any]:
     exact = call(STEP, doc_start=arrays["doc_start"][None], **{n: arrays[n][None] for n in "qkv"}, d_o=arrays["do"][None])
     own_delta = (arrays["o"] * arrays["do"]).sum(axis=2)
     own = exact.changed(lse=arrays["lse"][None], o=arrays["o"][None], delta=own_delta[None])
-    return {"exact": exact, "own": own, "expected": exact.expected()}
+    expected = {
+        "own": exact.expected(),
+        **{f"{n} delta": c.expected(delta=c["delta"]) for n, c in (("exact", exact), ("own", own))},
+    }
+    return {"exact": exact, "own": own, "expected": expected}
 
 
 @pytest.mark.parametrize("lse", ["own", "exact"])
 @pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("kind", ["16k", "32k", "small"])
 def test_real_step(wgpu: Device, step: dict[str, Any], kind: str, given: Any, lse: str) -> None:
-    """With the step's own float32 lse (and o), and with the exact ones, rounded."""
+    """With the step's own float32 lse (and o), and with the exact ones, rounded. A D that the caller gives is not made of the
+    P and dP at hand and does not share their rounding, which costs d_q a factor of two."""
     case = step[lse].asking(given=given)
-    verdict = step["expected"].judge(Run(device=wgpu, recipe=recipe(case.problem, kind))(case))
-    assert verdict.ok, verdict
-    assert all(judgement.relative_error <= AT_MOST for judgement in verdict.judgements), verdict
+    verdict = step["expected"][f"{lse} delta" if given == "delta" else "own"].judge(
+        Run(device=wgpu, recipe=recipe(case.problem, kind))(case)
+    )
+    assert verdict.ok, str(verdict)
+    at_most = 2 * AT_MOST if given == "delta" else AT_MOST
+    assert all(judgement.relative_error <= at_most for judgement in verdict.judgements), str(verdict)

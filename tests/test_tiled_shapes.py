@@ -73,12 +73,12 @@ def test_layouts(wgpu: Device, layout: str, head_dim: int) -> None:
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_fit_what_they_are_for(name: str) -> None:
-    layout = LAYOUTS[name]
+    """The smallest everywhere, compatibility mode included; the others where there is the workgroup memory they are named for."""
+    profile = PROFILES["webgpu-compat" if name == "16k" else f"workgroup-{name}"]
     for head_dim, at_most in itertools.product((*HEAD_DIMS, *range(1, 257, 7)), (False, True)):
-        made = choice(layout, head_dim, at_most=at_most)
-        assert max(v.workgroup_bytes for v in (made.scores, made.dkdv, made.dq)) <= layout.workgroup_bytes
-        limits = PROFILES["webgpu-compat" if name == "16k" else "webgpu-default"].limits
-        assert all(v.workgroup_size <= limits.max_compute_invocations_per_workgroup for v in (made.scores, made.dkdv, made.dq))
+        made = choice(LAYOUTS[name], head_dim, at_most=at_most)
+        for variant in (made.scores, made.dkdv, made.dq):
+            assert variant.workgroup_bytes <= LAYOUTS[name].workgroup_bytes and not variant.shortfalls(profile), variant.name
 
 
 @pytest.mark.parametrize(("head_dim", "v_head_dim"), V_HEAD_DIMS)
@@ -326,11 +326,13 @@ def test_rules_keep_kernels_together() -> None:
 # Long problems
 
 
-@pytest.mark.parametrize("mask", [Mask.documents(), Mask.documents() & Mask.window(0, 0)], ids=str)
-def test_seventy_thousand_positions(wgpu: Device, mask: Mask) -> None:
-    """More than 65535, in documents of one position: every query sees itself, so d_q = d_k = 0 and d_v = d_o."""
+def test_seventy_thousand_positions(wgpu: Device) -> None:
+    """More than 65535, in documents of one position: every query sees itself, so d_q = d_k = 0 and d_v = d_o.
+
+    The window keeps scratch narrow. Without it a block of queries has room for every key, and 365 strips take a CPU 40 s.
+    """
     n = 70_000
-    p = problem(mask, n, heads=1, kv_heads=1, head_dim=8)
+    p = problem(Mask.documents() & Mask.window(0, 0), n, heads=1, kv_heads=1, head_dim=8)
     rng = np.random.default_rng(0)
     q, k, v, d_o = (rng.standard_normal((1, n, 1, 8), np.float32) for _ in range(4))
     lse = (np.sum(q.astype(float) * k, axis=3) / np.sqrt(8)).astype(np.float32)

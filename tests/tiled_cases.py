@@ -116,12 +116,15 @@ def small(head_dim: int, v_head_dim: int = 0, guard: str = "zero", blocks: int =
 
 
 def recipe(p: Problem, kind: str = "16k", guard: str = "zero", at_most: int = 0) -> Recipe:
-    """The recipe of a layout, by its name, or of ``small``; with ``at_most``, the layout's kernels for any head_dim up to that."""
+    """The recipe of a layout, by its name, with WebGPU's default limit as its budget of scratch, or of ``small``.
+
+    With ``at_most``, by the layout's kernels for any head_dim up to that.
+    """
     if kind == "small":
         return tiled(p, small(p.head_dim, p.v_head_dim, guard))
-    if at_most:
-        return tiled(p, choice(LAYOUTS[kind], at_most, at_most=True, guard=guard))
-    return tiled(p, choice(LAYOUTS[kind], p.head_dim, p.v_head_dim, guard=guard))
+    dims = (at_most,) if at_most else (p.head_dim, p.v_head_dim)
+    chosen = choice(LAYOUTS[kind], *dims, at_most=bool(at_most), guard=guard)
+    return tiled(p, replace(chosen, budget=128 << 20))
 
 
 @dataclass(kw_only=True)
@@ -140,9 +143,10 @@ class Run:
         p = self.recipe.problem
         selection = Selection(problem=p, profile=self.device.profile, candidates=(self.recipe,), refusals=())
         self.plan = Plan(selection, self.recipe, self.device)
+        self.buffers: dict[str, Any] | None = None
         if self.scratch is not None:
-            for name, size in self.recipe.scratch.items():
-                self.plan._scratch[name] = self.device.storage(np.full(size // 4, self.scratch, np.float32), label=name)
+            fills = {name: np.full(size // 4, self.scratch, np.float32) for name, size in self.plan.scratch.items()}
+            self.buffers = {name: self.device.storage(fill, label=name) for name, fill in fills.items()}
 
     def __call__(self, given: Call, padding: float | None = None) -> Gradients:
         """The gradients. With ``padding``, every input buffer is 64 elements longer, and they hold that."""
@@ -155,7 +159,7 @@ class Run:
             held = np.array(np.broadcast_to(self.before.get(name, SENTINEL), shape), np.float32)
             buffers[name] = device.storage(held, label=name)
         encoder = device.raw.create_command_encoder()
-        self.plan.record(encoder, buffers, given.scale)
+        self.plan.record(encoder, buffers, given.scale, scratch=self.buffers)
         device.raw.queue.submit([encoder.finish()])
         read = {name: np.frombuffer(device.read(buffers[name]), np.float32) for name in GRADIENTS}
         return Gradients(**{name: x[: np.prod(given.shapes[name])].reshape(given.shapes[name]) for name, x in read.items()})

@@ -95,7 +95,7 @@ fn read_d_o(row: u32, position: u32, channel: u32) -> vec4<f32> {
 fn write_d_k(row: u32, channel: u32, x: vec4<f32>, add: bool) {
     let at = row * HEAD_DIM + channel;
     if (add) {
-        d_k[at] = d_k[at] + guard_result(x);
+        d_k[at] = guard_result(d_k[at] + guard_result(x));
     } else {
         d_k[at] = guard_result(x);
     }
@@ -104,7 +104,7 @@ fn write_d_k(row: u32, channel: u32, x: vec4<f32>, add: bool) {
 fn write_d_v(row: u32, channel: u32, x: vec4<f32>, add: bool) {
     let at = row * V_HEAD_DIM + channel;
     if (add) {
-        d_v[at] = d_v[at] + guard_result(x);
+        d_v[at] = guard_result(d_v[at] + guard_result(x));
     } else {
         d_v[at] = guard_result(x);
     }

@@ -99,18 +99,24 @@ fn read_d_o(row: u32, position: u32, channel: u32) -> vec4<f32> {
 }
 
 fn write_d_k(row: u32, channel: u32, x: vec4<f32>, add: bool) {
-    let y = guard_result(x);
+    var y = guard_result(x);
     for (var i = 0u; i < 4u && channel * 4u + i < call.head_dim; i++) {
-        let at = row * call.head_dim + channel * 4u + i;
-        d_k[at] = select(0.0, d_k[at], add) + y[i];
+        y[i] += select(0.0, d_k[row * call.head_dim + channel * 4u + i], add);
+    }
+    y = guard_result(y);
+    for (var i = 0u; i < 4u && channel * 4u + i < call.head_dim; i++) {
+        d_k[row * call.head_dim + channel * 4u + i] = y[i];
     }
 }
 
 fn write_d_v(row: u32, channel: u32, x: vec4<f32>, add: bool) {
-    let y = guard_result(x);
+    var y = guard_result(x);
     for (var i = 0u; i < 4u && channel * 4u + i < call.v_head_dim; i++) {
-        let at = row * call.v_head_dim + channel * 4u + i;
-        d_v[at] = select(0.0, d_v[at], add) + y[i];
+        y[i] += select(0.0, d_v[row * call.v_head_dim + channel * 4u + i], add);
+    }
+    y = guard_result(y);
+    for (var i = 0u; i < 4u && channel * 4u + i < call.v_head_dim; i++) {
+        d_v[row * call.v_head_dim + channel * 4u + i] = y[i];
     }
 }
 

@@ -81,7 +81,7 @@ fn read_k(row: u32, position: u32, channel: u32) -> vec4<f32> {
 fn write_d_q(row: u32, channel: u32, x: vec4<f32>, add: bool) {
     let at = row * HEAD_DIM + channel;
     if (add) {
-        d_q[at] = d_q[at] + guard_result(x);
+        d_q[at] = guard_result(d_q[at] + guard_result(x));
     } else {
         d_q[at] = guard_result(x);
     }

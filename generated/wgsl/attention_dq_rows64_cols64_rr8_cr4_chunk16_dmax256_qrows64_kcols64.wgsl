@@ -82,10 +82,13 @@ fn read_k(row: u32, position: u32, channel: u32) -> vec4<f32> {
 }
 
 fn write_d_q(row: u32, channel: u32, x: vec4<f32>, add: bool) {
-    let y = guard_result(x);
+    var y = guard_result(x);
     for (var i = 0u; i < 4u && channel * 4u + i < call.head_dim; i++) {
-        let at = row * call.head_dim + channel * 4u + i;
-        d_q[at] = select(0.0, d_q[at], add) + y[i];
+        y[i] += select(0.0, d_q[row * call.head_dim + channel * 4u + i], add);
+    }
+    y = guard_result(y);
+    for (var i = 0u; i < 4u && channel * 4u + i < call.head_dim; i++) {
+        d_q[row * call.head_dim + channel * 4u + i] = y[i];
     }
 }
 

@@ -32,7 +32,7 @@ fn attention_reduce(@builtin(global_invocation_id) thread: vec3<u32>, @builtin(n
         sum += parts_of[part * call.count + i];
     }
     if (call.add != 0u) {
-        total[i] = total[i] + guard_result(sum);
+        total[i] = guard_result(total[i] + guard_result(sum));
     } else {
         total[i] = guard_result(sum);
     }

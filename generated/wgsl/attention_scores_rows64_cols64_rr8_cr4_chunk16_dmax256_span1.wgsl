@@ -750,7 +750,8 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
         }
     }
 
-    // The rows' sums over this span: two rows to a vec4, one column of them for each thread of a row.
+    // The rows' sums over this span: two rows to a vec4, one column of them for each thread of a row. Equal terms are rounded
+    // alike, so in one chain of additions Σ P and Σ P·dP would be off by more than their terms are.
     workgroupBarrier();  // the last chunk has been read
     tile[(row / 2u + 0u) * COL_THREADS + col] = vec4<f32>(sum_0, sum_1);
     tile[(row / 2u + 1u) * COL_THREADS + col] = vec4<f32>(sum_2, sum_3);
@@ -759,8 +760,8 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
     workgroupBarrier();  // every thread's sums are there
     for (var pair = tid; pair < ROWS / 2u; pair += THREADS) {
         var total = vec4<f32>();
-        for (var i = 0u; i < COL_THREADS; i++) {
-            total += tile[pair * COL_THREADS + i];
+        for (var i = pair * COL_THREADS; i < (pair + 1u) * COL_THREADS; i += 8u) {
+            total += ((tile[i] + tile[i + 1u]) + (tile[i + 2u] + tile[i + 3u])) + ((tile[i + 4u] + tile[i + 5u]) + (tile[i + 6u] + tile[i + 7u]));
         }
         let at = (workgroup.z * call.strip_rows + workgroup.y * ROWS + pair * 2u) * call.spans + workgroup.x;
         row_sums[at] = total.xy;
