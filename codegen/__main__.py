@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 
 from . import __version__
@@ -20,6 +21,7 @@ PROG = "wgsl-attention"
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit status; ``argv`` defaults to the process's arguments."""
     arguments = sys.argv[1:] if argv is None else list(argv)
+    os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # EGL, which wgpu asks too, complains without it
     try:
         parser = _parser(arguments)
         args = parser.parse_args(arguments)

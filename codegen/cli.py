@@ -177,7 +177,7 @@ def run_explain(args: argparse.Namespace) -> int:
             }
             for recipe in selection.candidates
         ]
-        report = {"problem": str(problem), "profile": profile.name, "served": bool(candidates)}
+        report = {"problem": str(problem), "profile": profile.name, "served": bool(candidates), "tuned": selection.tuned}
         print_json({**report, "candidates": candidates, "refusals": list(selection.refusals)})
     else:
         out = console()

@@ -99,7 +99,8 @@ class Device(Memory):
     def release(self) -> None:
         """Drops what is kept for the next call: pipelines, plans, and of every plan its bind groups, uniforms and scratch.
 
-        All of it comes back when it is next needed. Work that was submitted is not disturbed.
+        All of it comes back when it is next needed. Work that was submitted is not disturbed, but no other thread may be
+        recording a plan meanwhile.
         """
         self._pipelines.clear()
         self.plans.clear()

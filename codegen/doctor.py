@@ -10,16 +10,11 @@ from .backends import DRIVER_ADVICE, FEATURES, INSTALL, PACKAGES, AdapterInfo, a
 from .errors import DeviceError
 from .profile import PROFILES
 
-_FOR_WHAT = {
-    "timestamp-query": "times come from the wall clock",
-    "subgroups": "no variant that uses subgroups runs",
-    "shader-f16": "no f16 variant runs",
-    "chromium-experimental-subgroup-matrix": "no variant for Dawn's matrix units runs",
-}
-_NEVER = {"wgpu": {"chromium-experimental-subgroup-matrix"}, "dawn": set[str]()}
+# Features whose absence costs something; no kernel wants the others yet.
+_FOR_WHAT = {"timestamp-query": "bench and tune take times from the wall clock"}
 _BACKEND_GIVES = {
-    "wgpu": "it runs everything but the variants for Dawn's matrix units",
-    "dawn": "optional: the second compiler of validate, and matrix units",
+    "wgpu": "it runs everything",
+    "dawn": "optional: the second compiler of validate",
 }
 
 
@@ -78,6 +73,6 @@ def _advice(reports: list[dict[str, Any]]) -> list[str]:
         if found:
             seen = {feature for adapter in found for feature in adapter["features"]}
             lines += [
-                f"no adapter of {name} has {feature}: {_FOR_WHAT[feature]}" for feature in FEATURES if feature not in seen
+                f"no adapter of {name} has {feature}: {what}" for feature, what in _FOR_WHAT.items() if feature not in seen
             ]
     return lines

@@ -165,10 +165,10 @@ class Search:
         end, first_end = begin + seconds, begin + FIRST_HEAT * seconds
         pending = list(pool)
         field_: dict[str, tuple[int, float, Candidate]] = {}
-        best: Choice | Recipe | None = self._incumbent.choice
-        best_score = self._score
+        best, best_score = self._incumbent.choice, self._score
+        _nearest_first(pending, best)
         while pending and time.monotonic() < (first_end if field_ else end):
-            batch = self._next(pending, best)
+            batch, before = self._next(pending), best
             self._say(f"{stage}: compiling {len(batch)} candidates, {len(pending)} more to try")
             self._bench.compile(batch)
             for candidate in batch:
@@ -180,8 +180,8 @@ class Search:
                     field_[made.label] = (0, made.score, candidate)
                     if made.score < best_score:
                         best, best_score = candidate.choice, made.score
-            if not batch:
-                break
+            if best is not before:
+                _nearest_first(pending, best)
         for rung, rounds in enumerate(RUNGS[1:], 1):
             ranked = sorted((score, label) for label, (at, score, _) in field_.items() if at == rung - 1)
             going = [label for score, label in ranked[: math.ceil(len(ranked) / KEEP)] if score < HOPELESS * ranked[0][0]]
@@ -203,11 +203,8 @@ class Search:
         if ranked and ranked[0][0] < (CLEAR if top else GLANCE) * self._score:
             self._score, _, self._incumbent = ranked[0]
 
-    def _next(self, pending: list[Choice | Recipe], best: Choice | Recipe | None) -> list[Candidate]:
-        """Takes the candidates nearest to the best so far out of ``pending``; those that cannot serve are dropped."""
-        known = [entry for entry in pending if isinstance(entry, Choice)]
-        if isinstance(best, Choice) and len(known) == len(pending):
-            pending.sort(key=lambda entry: spaces.distance(entry, best))  # stable: of equals, the order given
+    def _next(self, pending: list[Choice | Recipe]) -> list[Candidate]:
+        """Takes as many candidates out of ``pending`` as are compiled at once; those that cannot serve are dropped."""
         batch: list[Candidate] = []
         while pending and len(batch) < min(BATCH, os.cpu_count() or 1):
             try:
@@ -278,3 +275,9 @@ class Search:
                 default_seconds=(default.seconds or 0.0) if default else 0.0,
             )
         )
+
+
+def _nearest_first(pending: list[Choice | Recipe], best: Choice | None) -> None:
+    """Brings the candidates nearest to the best so far to the front; of equals, the order given stays."""
+    if best is not None and all(isinstance(entry, Choice) for entry in pending):
+        pending.sort(key=lambda entry: spaces.distance(entry, best))

@@ -21,7 +21,6 @@ from .errors import ArgumentError, VariantError
 from .problem import Problem
 from .profile import DeviceProfile
 from .recipe import Recipe
-from .tiled import AttentionScores
 from .tiles import TiledChoice
 from .variant import Variant
 
@@ -41,7 +40,7 @@ MIN_WORK = 8
 BUDGETS = tuple(1 << n for n in (24, 26, 28, 30))
 PARTS = (64, 128, 256, 512, 1024, 2048, 4096)
 SOFTWARE_PARTS = (4, 8, 16, 32, 64)
-MOST_SCORES = 400
+MOST_SCORES = 256
 """Of some thousands, in each stage; the next stage begins at what was the best."""
 MATRICES = {"scores": 2, "dkdv": 2, "dq": 1}
 """Matrices whose register tiles a thread sums up at the same time: S and dP, d_k and d_v, d_q."""
@@ -161,13 +160,14 @@ def with_scores(around: Choice, scores: Variant, problem: Problem, profile: Devi
     """The choice with other scores, and the gradients' kernels that fit those and are nearest to the ones it has."""
     kernels = [scores]
     for role, like in list(around.by_role.items())[1:]:
-        nearest = _nearest(role, scores, like, max(problem.head_dim, problem.v_head_dim), profile)
+        nearest = _nearest(role, _block(scores), like, max(problem.head_dim, problem.v_head_dim), profile)
         if nearest is None:
             return None
         kernels.append(nearest)
     return replace(around, kernels=tuple(kernels))
 
 
+@functools.lru_cache(maxsize=1024)
 def _nearest(role: str, scores: Variant, like: Variant, dim: int, profile: DeviceProfile) -> Variant | None:
     meeting: Any = scores
     try:
@@ -176,15 +176,15 @@ def _nearest(role: str, scores: Variant, like: Variant, dim: int, profile: Devic
             return same
     except VariantError:
         pass
-    fitting = _variants(role, _block(meeting), like, dim, profile)
+    fitting = _variants(role, scores, like, dim, profile)
     return min(fitting, key=lambda variant: _apart(variant, like), default=None)
 
 
-def _block(scores: AttentionScores) -> AttentionScores:
+def _block(scores: Variant) -> Variant:
     """Scores of the same block, the same for all that write it: what the gradients' kernels can be looked up by."""
     for row_reg, col_reg in ((8, 4), (4, 4), (8, 8), (2, 4), (2, 2)):
         try:
-            return replace(scores, row_reg=row_reg, col_reg=col_reg, chunk=8, span=1)
+            return replace(scores, row_reg=row_reg, col_reg=col_reg, chunk=8, span=1)  # type: ignore[call-arg]
         except VariantError:
             continue
     return scores

@@ -17,14 +17,14 @@ from .problem import Problem
 from .recipe import Recipe
 from .render import render
 from .texts import is_checked_in, rendered
-from .timing import PASS_SECONDS, PlanRunner, Workbench, race
+from .timing import PASS_SECONDS, PlanRunner, Timing, Workbench, race
 from .tune_log import Journal, Measurement, Status
 from .twin import Twin
 from .variant import RenderedVariant
 
 WARM_UP = 0.03
 """Seconds of work before each timing; the GPU is busy all the while, but for compiling, after which it is ``RECOVERY``."""
-RECOVERY = 0.3
+RECOVERY = 0.5
 BATCH = 8
 """Candidates that are compiled at the same time."""
 
@@ -113,11 +113,11 @@ class Bench:
 
         Also says whether the journal had it already. Raises ``DeviceError`` where the device is gone, or the incumbent fails.
         """
-        mark = self._fingerprint(candidate, incumbent, rounds)
+        mark = self._fingerprint(candidate, incumbent, stage, rounds)
         known = self.journal.find(mark)
         if known is not None:
             again = None if known.ratio is None else known.ratio * score
-            return replace(known, stage=stage, score=again), True
+            return replace(known, score=again), True
         if self.journal.gave_up(mark):
             return self._measurement(candidate, stage, "failed", reason="begun before, and the process did not come back"), True
         self.journal.begin(mark)
@@ -146,24 +146,28 @@ class Bench:
         finally:
             if runner is not None and candidate is not incumbent:
                 runner.plan.release()
-        before, now = timings[0], timings[-1]
-        if not before.ok:
-            raise DeviceError(f"the incumbent broke off: {before.reason}")
-        if not now.ok:
-            return self._measurement(candidate, stage, "failed", error=error, reason=now.reason)
-        ratio = now.median / before.median if before.median > 0 else 1.0
+        if not timings[0].ok:
+            raise DeviceError(f"the incumbent broke off: {timings[0].reason}")
+        if not timings[-1].ok:
+            return self._measurement(candidate, stage, "failed", error=error, reason=timings[-1].reason)
+        before, now = self._typical(timings[0]), self._typical(timings[-1])
+        ratio = now / before if before > 0 else 1.0
         return self._measurement(
             candidate,
             stage,
             "timed",
             rounds=rounds,
-            seconds=now.median,
+            seconds=now,
             incumbent=incumbent.label,
-            incumbent_seconds=before.median,
+            incumbent_seconds=before,
             ratio=ratio,
             score=ratio * score,
             error=error,
         )
+
+    def _typical(self, timing: Timing) -> float:
+        """The median; on a processor the least, since what else it does only ever adds, and much."""
+        return min(timing.seconds) if self.device.profile.software else timing.median
 
     def _check(self, candidate: Candidate) -> tuple[bool, float, str]:
         """Whether the gradients are right, the worst multiple of the tolerance, and what is wrong."""
@@ -180,7 +184,6 @@ class Bench:
         return self._judge(twin, candidate.recipe)
 
     def _judge(self, twin: Twin, recipe: Recipe) -> tuple[bool, float, str]:
-        self._cold = True
         try:
             verdict = twin.judge(recipe)
         except WgslAttentionError as error:
@@ -230,11 +233,11 @@ class Bench:
             **more,
         )
 
-    def _fingerprint(self, candidate: Candidate, incumbent: Candidate, rounds: int) -> str:
+    def _fingerprint(self, candidate: Candidate, incumbent: Candidate, stage: str, rounds: int) -> str:
         """What must be the same for a measurement to stand for another: the kernels' texts too, which may be edited between."""
         profile = self.device.profile
         texts = [_text(v) for c in (candidate, incumbent) for v in c.recipe.variants]
-        what = (profile.identity, profile.driver, isinstance(self.device, Vouching), repr(self.problem), rounds)
+        what = (profile.identity, profile.driver, isinstance(self.device, Vouching), repr(self.problem), stage, rounds)
         who = [(c.label, len(c.recipe.steps), sorted(c.recipe.scratch.items())) for c in (candidate, incumbent)]
         return hashlib.sha256(json.dumps([what, who, texts]).encode()).hexdigest()[:24]
 

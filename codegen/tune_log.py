@@ -30,9 +30,9 @@ class Measurement:
 
     ``status`` is ``"timed"``, ``"wrong"`` (its gradients are, so it was not timed), ``"failed"`` (compiler or driver) or
     ``"refused"`` (it does not fit), with the ``reason``. ``seconds`` and ``incumbent_seconds`` are medians of ``rounds``
-    passes each, ``ratio`` is the one by the other, and ``score`` the time relative to the default's. ``error`` is the
-    largest error in its gradients as a multiple of the tolerance. ``params`` has every parameter as ``role.name``;
-    ``choice`` is what a tuning table holds, None for a bare recipe. ``date`` is UTC in ISO 8601.
+    passes each (on a processor the least), ``ratio`` is the one by the other, and ``score`` the time relative to the
+    default's. ``error`` is the largest error in its gradients as a multiple of the tolerance. ``params`` has every
+    parameter as ``role.name``; ``choice`` is what a tuning table holds, None for a bare recipe. ``date`` is UTC, ISO 8601.
     """
 
     problem: str

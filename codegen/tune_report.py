@@ -102,13 +102,13 @@ def print_rows(out: Console, found: Table, path: Path, *, as_json: bool) -> bool
     for row, why in zip(found.rows, faults, strict=True):
         measured = " ".join(str(row.measured.get(name, "")) for name in ("date", "package", "driver")).strip()
         times = [f"{1e3 * x:.3g} ms" if x else "–" for x in (row.seconds, row.default_seconds, row.runner_up_seconds)]
-        state = Text(f"ignored: {why}", style="red") if why else Text("")
+        state = Text("ignored", style="red") if why else Text("")
         shown.add_row(row.device or "any", str(row.key), *times, measured, state)
     if found.rows:
         out.print(shown)
     for row, why in zip(found.rows, faults, strict=True):
-        if not why:
-            out.print(Text(f"{row.problem}: {Choice.from_json(row.choice)}"), soft_wrap=True)
+        told = Text(f"ignored: {why}", style="red") if why else Text(str(Choice.from_json(row.choice)))
+        out.print(Text.assemble(f"{row.problem}: ", told), soft_wrap=True)
     for line in found.faults:
         out.print(Text(line, style="red"), soft_wrap=True)
     return not any(faults) and not found.faults

@@ -6,9 +6,9 @@ candidate beside an incumbent; see ``search`` for the order and ``trial`` for on
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable
-from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 
@@ -224,7 +224,5 @@ def merge_files(paths: Iterable[Path], into: Path) -> Table:
 
 
 def _version() -> str:
-    try:
-        return metadata.version("wgsl-attention")
-    except metadata.PackageNotFoundError:  # run from a checkout that is not installed
-        return "a checkout"
+    """The package's version, which a checkout that is not installed has too."""
+    return str(sys.modules[__package__].__version__)

@@ -87,21 +87,19 @@ def on_the_gpu(raw: Any, x: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.nda
     plan = wa.plan(problem, device, algorithm="tiled")
 
     buffers = {name: filled(raw, x[name]) for name in ("q", "k", "v", "d_o", "lse")}
-    # All of a gradient's buffers may be parts of one: (buffer, offset, size).
-    arena = raw.create_buffer(size=sum(plan.buffers[name] for name in ("d_q", "d_k", "d_v")), usage=STORAGE | COPY_SRC)
-    offset = 0
-    for name in ("d_q", "d_k", "d_v"):
-        buffers[name] = (arena, offset, plan.buffers[name])
-        offset += plan.buffers[name]
+    buffers["d_q"] = raw.create_buffer(size=plan.buffers["d_q"], usage=STORAGE | COPY_SRC)
+    # Gradients may share a buffer: (buffer, offset, size) in bytes, at multiples of 256 on any device.
+    size = -(-plan.buffers["d_k"] // 256) * 256
+    arena = raw.create_buffer(size=size + plan.buffers["d_v"], usage=STORAGE | COPY_SRC)
+    buffers["d_k"] = (arena, 0, plan.buffers["d_k"])
+    buffers["d_v"] = (arena, size, plan.buffers["d_v"])
     # Scratch may be the program's too: as many buffers as scratch_bytes says, of any contents, free for others afterwards.
     scratch = [raw.create_buffer(size=size, usage=STORAGE) for size in plan.scratch_bytes]
 
     bias = filled(raw, x["bias"])
     factor, rate = (filled(raw, np.array([number], np.float32), UNIFORM) for number in (LOSS_SCALE, RATE))
     before, before_group = kernel(raw, SCALE_D_O, buffers["d_o"], factor)
-    d_q = raw.create_buffer(size=plan.buffers["d_q"], usage=STORAGE | COPY_DST | COPY_SRC)
-    buffers["d_q"] = d_q  # a kernel of one's own reads it whole, by arrayLength
-    after, after_group = kernel(raw, UPDATE_BIAS, d_q, bias, rate)
+    after, after_group = kernel(raw, UPDATE_BIAS, buffers["d_q"], bias, rate)
 
     encoder = raw.create_command_encoder()
     compute_pass = encoder.begin_compute_pass()
@@ -120,7 +118,7 @@ def on_the_gpu(raw: Any, x: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.nda
     def read(buffer: Any, like: np.ndarray[Any, Any], start: int = 0) -> np.ndarray[Any, Any]:
         return np.frombuffer(raw.queue.read_buffer(buffer, start, like.nbytes), np.float32).reshape(like.shape)
 
-    found = {"d_q": read(d_q, x["q"]), "bias": read(bias, x["bias"])}
+    found = {"d_q": read(buffers["d_q"], x["q"]), "bias": read(bias, x["bias"])}
     return found | {name: read(arena, x[name[2:]], buffers[name][1]) for name in ("d_k", "d_v")}
 
 

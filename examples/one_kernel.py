@@ -27,6 +27,13 @@ def rotated_back(d_x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.stack([turned.real, turned.imag], axis=-1).reshape(d_x.shape)
 
 
+def packed(words: tuple[str, ...], values: dict[str, float]) -> np.ndarray[Any, Any]:
+    """A uniform's words, each written as name:type, filled up to a vec4."""
+    types = {"u32": np.uint32, "i32": np.int32, "f32": np.float32}
+    numbers = [np.array(values[name], types[kind]).view(np.uint32) for name, kind in (word.split(":") for word in words)]
+    return np.array([*numbers, *[0] * (-len(numbers) % 4)], np.uint32)
+
+
 def main() -> None:
     variant = generated.load("rope_q_backward_wg256")
     for binding in variant.bindings:
@@ -35,19 +42,16 @@ def main() -> None:
     raw = wgpu.gpu.request_adapter_sync(power_preference="high-performance").request_device_sync()
     d_x = np.random.default_rng(0).standard_normal((SEQ, HEADS, HEAD_DIM), np.float32)
 
-    # What goes into the words, by their names. The last three are base^(−2 / head_dim) as a 64-bit fraction: with it the
-    # kernel keeps angles exact at any position; 0 would have it compute them in float32.
+    # The uniforms' words by their names. The ratio is base^(−2 / head_dim) as a 64-bit fraction: with it the kernel keeps
+    # angles exact at any position; two zeros would have it compute them in float32.
     ratio = round(BASE ** (-2 / HEAD_DIM) * 2**64)
-    values = {"seq_len": SEQ, "heads": HEADS, "head_dim": HEAD_DIM, "offset": 0}
-    words = {
-        "dims": np.array([values["seq_len"], values["heads"], values["head_dim"], values["offset"]], np.uint32),
-        "params": np.array([np.float32(BASE).view(np.uint32), ratio & 0xFFFFFFFF, ratio >> 32, 0], np.uint32),
-    }
+    values = {"seq_len": SEQ, "heads": HEADS, "head_dim": HEAD_DIM, "pos_offset": 0}
+    values |= {"rope_base": BASE, "ratio_low": ratio & 0xFFFFFFFF, "ratio_high": ratio >> 32}
     flags = wgpu.BufferUsage
     entries, types = [], {"read": "read-only-storage", "read_write": "storage", "uniform": "uniform"}
     for binding in variant.bindings:
         if binding.access == "uniform":
-            buffer = raw.create_buffer_with_data(data=words[binding.role], usage=flags.UNIFORM)
+            buffer = raw.create_buffer_with_data(data=packed(binding.words, values), usage=flags.UNIFORM)
         else:
             buffer = data = raw.create_buffer_with_data(data=d_x, usage=flags.STORAGE | flags.COPY_SRC)
         entries.append({"binding": binding.binding, "resource": {"buffer": buffer}})

@@ -18,6 +18,7 @@ SWIFTSHADER = Path("/usr/lib/chromium/vk_swiftshader_icd.json")
 if SWIFTSHADER.exists():
     os.environ.setdefault("VK_ADD_DRIVER_FILES", str(SWIFTSHADER))
 os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # EGL complains without it
+os.environ["WGSL_ATTENTION_TUNING"] = ""  # what is chosen must not depend on who has tuned what on this machine
 
 from wgsl_attention.backends import BACKENDS, adapters  # noqa: E402
 from wgsl_attention.device import Device, open_device  # noqa: E402

@@ -94,7 +94,7 @@ BAD_SCRATCH: dict[str, tuple[Callable[[Device, dict[str, Any], list[Any], dict[s
     "usage": (lambda d, n, f, b: {**n, "intervals": d.raw.create_buffer(size=1 << 20, usage=8)}, "intervals", "STORAGE"),
     "a gradient": (lambda d, n, f, b: {**n, "row_terms": b["d_q"]}, "row_terms", "got the buffer of 'd_q' too|at least"),
     "read and written": (
-        lambda d, n, f, b: (lambda y: {**n, "intervals": (y, 0, 1 << 20), "scores": (y, 1 << 20, 1 << 20)})(d.zeros(2 << 20)),
+        lambda d, n, f, b: (lambda y: {**n, "intervals": (y, 0, 1 << 20), "scores": (y, 1 << 20, 2 << 20)})(d.zeros(3 << 20)),
         "intervals",
         "got the buffer of 'scores' too",
     ),
