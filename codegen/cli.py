@@ -119,7 +119,7 @@ def _print_drift(folder: str, drift: tuple[Drift, ...], mend: str) -> None:
             out.print(Text(line, style=_STYLES.get(line[:1], ""), no_wrap=True, overflow="ignore"), crop=False)
         if len(lines) > MAX_DIFF_LINES:
             out.print(f"… and {len(lines) - MAX_DIFF_LINES} more lines (--json has them all)")
-    out.print(f"\nTo mend it:  {mend}")
+    out.print(f"\nTo mend it:  {mend}", soft_wrap=True)
 
 
 def add_explain_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from rich.table import Table
 from .errors import ArgumentError
 from .problem import ALIGNMENTS, Mask, Problem
 
-PIPED_WIDTH = 160
+PIPED_WIDTH = 240
 """Columns of output that goes to no terminal: wide enough for every table."""
 
 MASKS = ("full", "causal", "documents")
@@ -30,7 +29,7 @@ def console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
     with contextlib.suppress(AttributeError, OSError):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a terminal that lacks × or √ gets ? for it
-    width = None if stream.isatty() or "COLUMNS" in os.environ else PIPED_WIDTH
+    width = None if stream.isatty() else PIPED_WIDTH
     return Console(file=stream, width=width, markup=False, highlight=False, emoji=False, soft_wrap=False)
 
 
