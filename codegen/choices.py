@@ -141,6 +141,10 @@ class Choice:
             kernels.append(replace(v, **terms) if terms != {name: getattr(v, name) for name in terms} else v)
         return replace(self, kernels=tuple(kernels))
 
+    def shortfalls(self, profile: DeviceProfile) -> tuple[str, ...]:
+        """What the device lacks for the kernels, one line each. The recipe may ask for more still."""
+        return tuple(f"{v.name}: {line}" for v in self.kernels for line in v.shortfalls(profile))
+
     def recipe(self, problem: Problem, profile: DeviceProfile) -> Recipe:
         """The recipe for a problem that it suits, its scratch within what the device binds."""
         kernels: Any = self.kernels

@@ -16,7 +16,7 @@ from . import algorithms, catalog, tiles, tuning
 from .choices import Choice
 from .errors import ArgumentError, VariantError
 from .kernels import SEG_UNIFORM_POSITIONS, AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
-from .problem import MAX_HEAD_DIM, Problem
+from .problem import GRADIENTS, MAX_HEAD_DIM, Problem
 from .profile import DeviceProfile
 from .recipe import Recipe, buffer_bytes
 from .tuning import Level, Row, Table
@@ -85,6 +85,8 @@ def select(
 
 @functools.lru_cache(maxsize=1024)
 def _select(problem: Problem, profile: DeviceProfile, algorithm: str | None, guard: str, table: Table) -> Selection:
+    if large := _too_large(problem, profile):
+        return Selection(problem=problem, profile=profile, candidates=(), refusals=large)
     candidates: list[Recipe] = []
     refusals: list[str] = []
     tuned = ""
@@ -100,9 +102,10 @@ def _select(problem: Problem, profile: DeviceProfile, algorithm: str | None, gua
         refused: dict[str, None] = {}
         fitting = []
         for choice in CANDIDATES[name](problem, profile, guard):
-            recipe = choice.recipe(problem, profile)
-            reasons = recipe.refusals(profile)
-            if reasons:
+            reasons = choice.shortfalls(profile)
+            recipe = None if reasons else choice.recipe(problem, profile)
+            reasons = reasons if recipe is None else recipe.refusals(profile)
+            if recipe is None or reasons:
                 refused.update(dict.fromkeys(reasons))
             elif not found or recipe != found[0]:
                 fitting.append(recipe)
@@ -113,6 +116,13 @@ def _select(problem: Problem, profile: DeviceProfile, algorithm: str | None, gua
         if len(refused) > MAX_REFUSALS:
             refusals.append(f"and {len(refused) - MAX_REFUSALS} more of {name}")
     return Selection(problem=problem, profile=profile, candidates=tuple(candidates), refusals=tuple(refusals), tuned=tuned)
+
+
+def _too_large(problem: Problem, profile: DeviceProfile) -> tuple[str, ...]:
+    """The tensors that the device cannot bind whatever the algorithm; found before a recipe of a million steps is made."""
+    limit = min(profile.limits.max_storage_buffer_binding_size, profile.limits.max_buffer_size)
+    sizes = {name: buffer_bytes(problem)[name] for name in ("q", "k", "v", "d_o", "lse", *GRADIENTS)}
+    return tuple(f"{name} takes {size} bytes, the device binds {limit}" for name, size in sizes.items() if size > limit)
 
 
 def _tuned(
@@ -128,10 +138,12 @@ def _tuned(
         except VariantError as error:
             refusals.append(f"tuned on {row.device or 'any device'} for {row.problem}: {error}")
             continue
-        recipe = choice.recipe(problem, profile)
-        reasons = recipe.refusals(profile)
+        reasons = choice.shortfalls(profile)
         if not reasons:
-            return recipe, _told(row, level, profile)
+            recipe = choice.recipe(problem, profile)
+            reasons = recipe.refusals(profile)
+            if not reasons:
+                return recipe, _told(row, level, profile)
         refusals.append(f"tuned on {row.device or 'any device'} for {row.problem}: {reasons[0]}")
     return None
 
@@ -151,11 +163,12 @@ def _told(row: Row, level: Level, profile: DeviceProfile) -> str:
 
 def choices(problem: Problem, profile: DeviceProfile, *, algorithm: str | None = None, guard: str = "zero") -> list[Choice]:
     """What ``select`` ranks without a tuning table, as choices that fit the device, in its order."""
-    found = []
+    found: list[Choice] = []
     for name in [algorithm] if algorithm else ORDER:
-        if not algorithms.REFUSALS[name](problem):
+        if not algorithms.REFUSALS[name](problem) and not _too_large(problem, profile):
             for choice in CANDIDATES[name](problem, profile, guard):
-                if choice not in found and not choice.recipe(problem, profile).refusals(profile):
+                fits = choice not in found and not choice.shortfalls(profile)
+                if fits and not choice.recipe(problem, profile).refusals(profile):
                     found.append(choice)
     return found
 
