@@ -155,7 +155,9 @@ def _large(choice: Choice) -> bool:
 
 def _smaller(choice: Choice) -> Choice:
     """With scores that a software driver has workgroup memory for, so that the other kernels run there too."""
-    return dataclasses.replace(choice, kernels=(dataclasses.replace(choice.kernels[0], chunk=16), *choice.kernels[1:]))
+    scores, *others = choice.kernels
+    assert isinstance(scores, AttentionScores)
+    return dataclasses.replace(choice, kernels=(dataclasses.replace(scores, chunk=16), *others))
 
 
 def small_problems(variant: Variant, mode: str, brief: bool = False) -> Iterator[Problem]:

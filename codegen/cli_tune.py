@@ -110,34 +110,36 @@ def _tune(args: argparse.Namespace, path: Path) -> int:
         if preset not in PRESETS:
             raise ArgumentError("PRESET", repr(preset), f"one of {', '.join(PRESETS)}")
     problems = [problem for preset in args.preset for problem in PRESETS[preset]]
-    with _progress(args.budget, args.json) as tell, open_device(args.backend, args.adapter) as device:
-        profile = device.profile
-        if not problems or args.shape or has_shape(args) or mask_of(args):
-            problems += problems_of(args, SOFTWARE_SHAPES if profile.software else SHAPES)
-        tuner = Tuner(
-            problems,
-            device,
-            budget=args.budget,
-            log=log_of(path),
-            table=path,
-            resume=args.resume,
-            algorithm=args.algorithm,
-            unchecked=args.unchecked,
-            tell=tell,
-        )
-        try:
+    tuner: Tuner | None = None
+    try:
+        with _progress(args.budget, args.json) as tell, open_device(args.backend, args.adapter) as device:
+            profile = device.profile
+            if not problems or args.shape or has_shape(args) or mask_of(args):
+                problems += problems_of(args, SOFTWARE_SHAPES if profile.software else SHAPES)
+            tuner = Tuner(
+                problems,
+                device,
+                budget=args.budget,
+                log=log_of(path),
+                table=path,
+                resume=args.resume,
+                algorithm=args.algorithm,
+                unchecked=args.unchecked,
+                tell=tell,
+            )
             tuner.run()
-        finally:
-            _report(args, tuner, profile.name, profile.backend, path)
+    finally:  # whatever ends it, what was measured is told
+        if tuner is not None:
+            _report(args, tuner, f"{profile.name}, {profile.backend}", path)
     if tuner.interrupted:
         return INTERRUPTED
     return 0 if all(outcome.best is not None and not outcome.reason for outcome in tuner.outcomes) else 1
 
 
-def _report(args: argparse.Namespace, tuner: Tuner, name: str, backend: str, path: Path) -> None:
-    print_outcomes(console(), tuner, f"{name}, {backend}", path, log_of(path), as_json=args.json)
+def _report(args: argparse.Namespace, tuner: Tuner, device: str, path: Path) -> None:
+    print_outcomes(console(), tuner, device, path, log_of(path), as_json=args.json)
     if args.plot is not None and tuner.measurements:
-        _plot(args, tuner.measurements, f"Tuning on {name}, {backend}")
+        _plot(args, tuner.measurements, f"Tuning on {device}")
 
 
 def _plot(args: argparse.Namespace, measurements: list[tune_log.Measurement], title: str) -> None:
