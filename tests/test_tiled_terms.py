@@ -63,8 +63,11 @@ def test_gradients(device: Device, mask: Mask, q_len: int, kv_len: int, head_dim
 
 
 def test_a_softcap_far_inside_the_scores_saturates(device: Device) -> None:
-    """Scores of hundreds under a cap of 3: tanh is 1 there, its slope 0, and nothing overflows."""
-    verdict = run(device, Mask.causal(), 70, 70, 64, spread=50.0, softcap=3.0)
+    """Scores of tens to a hundred under a cap of 3: tanh is 1 almost everywhere, its slope 0, and nothing overflows.
+
+    Further out only a few pairs count, whose slope float32 hardly knows: 1.3 of the tolerance at ten times as far.
+    """
+    verdict = run(device, Mask.causal(), 70, 70, 64, spread=30.0, softcap=3.0)
     assert verdict.ok, str(verdict)
 
 
