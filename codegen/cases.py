@@ -141,11 +141,10 @@ def recipes(problem: Problem, guard: str) -> tuple[Recipe, ...]:
         if not algorithms.REFUSALS[name](problem)
         for choice in candidates(problem, LARGE, guard)
     ]
-    found = [choice.recipe(problem, LARGE) for choice in (*map(_smaller, filter(_large, choices)), *choices)]
     for row in shipped().rows:
         with contextlib.suppress(VariantError):  # for another head_dim
-            found.append(Choice.from_json(row.choice).suited(problem, guard).recipe(problem, LARGE))
-    return tuple(found)
+            choices.append(Choice.from_json(row.choice).suited(problem, guard))
+    return tuple(choice.recipe(problem, LARGE) for choice in (*map(_smaller, filter(_large, choices)), *choices))
 
 
 def _large(choice: Choice) -> bool:
@@ -169,31 +168,32 @@ def small_problems(variant: Variant, mode: str, brief: bool = False) -> Iterator
         length = min(length, BRIEF)
     if serves.max_seq is not None:
         length = min(length, serves.max_seq // BATCH)
-    head_dim = max(serves.min_head_dim, min(serves.max_head_dim, RANGE_HEAD_DIM))
     masks = MASKS.get(mode) or (*(mask for group in MASKS.values() for mask in group), *MORE_MASKS)
-    own_v = int(variant.params.get("v_head_dim") or head_dim)
-    for mask in masks:
-        # Fewer queries than keys, where the mask allows it: bottom-right alignment is then at work too.
-        square = mask.documents_mode or mode in ("full", "causal")
-        for q_len, kv_lengths, v_head_dim, given in itertools.product(
-            (length,) if square else (min(length - 20, FEWER), length),
-            (False, True),
-            dict.fromkeys((own_v, max(1, head_dim - 8))),
-            GIVEN,
-        ):
-            problem = Problem(
-                batch=BATCH,
-                q_len=q_len,
-                kv_len=length,
-                heads=HEADS,
-                kv_heads=KV_HEADS,
-                head_dim=head_dim,
-                v_head_dim=v_head_dim,
-                mask=mask,
-                given=given,
-                kv_lengths=kv_lengths,
-            )
-            yield from _with_accumulation(variant, problem)
+    wanted = (RANGE_HEAD_DIM, *sorted({row.key.head_dim for row in shipped().rows}))
+    for head_dim in dict.fromkeys(max(serves.min_head_dim, min(serves.max_head_dim, wish)) for wish in wanted):
+        own_v = int(variant.params.get("v_head_dim") or head_dim)
+        for mask in masks:
+            # Fewer queries than keys, where the mask allows it: bottom-right alignment is then at work too.
+            square = mask.documents_mode or mode in ("full", "causal")
+            for q_len, kv_lengths, v_head_dim, given in itertools.product(
+                (length,) if square else (min(length - 20, FEWER), length),
+                (False, True),
+                dict.fromkeys((own_v, max(1, head_dim - 8))),
+                GIVEN,
+            ):
+                problem = Problem(
+                    batch=BATCH,
+                    q_len=q_len,
+                    kv_len=length,
+                    heads=HEADS,
+                    kv_heads=KV_HEADS,
+                    head_dim=head_dim,
+                    v_head_dim=v_head_dim,
+                    mask=mask,
+                    given=given,
+                    kv_lengths=kv_lengths,
+                )
+                yield from _with_accumulation(variant, problem)
 
 
 def _with_accumulation(variant: Variant, problem: Problem) -> Iterator[Problem]:
