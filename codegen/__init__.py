@@ -20,12 +20,14 @@ from .errors import (
     VariantError,
     WgslAttentionError,
 )
+from .mask import Mask
 from .plan import Plan, plan, prepare
-from .problem import Mask, Problem
+from .problem import Problem
 from .profile import PROFILES, DeviceProfile, Limits
 from .render import render
 from .rope import record_rope_backward
 from .select import Selection, select
+from .strides import Strides
 from .tiles import TiledChoice
 from .tune_log import Measurement
 from .tuner import tune
@@ -48,6 +50,7 @@ __all__ = [
     "Problem",
     "RenderedVariant",
     "Selection",
+    "Strides",
     "TiledChoice",
     "TuningError",
     "UnservedProblemError",

@@ -33,6 +33,8 @@ def _common_refusal(problem: Problem) -> str:
         return f"a head_dim of {problem.head_dim} with a v_head_dim of {problem.v_head_dim}"
     if problem.kv_lengths:
         return "a number of keys for each batch entry (kv_lengths)"
+    if problem.strides:
+        return f"strides ({problem.strided})"
     return ""
 
 

@@ -11,9 +11,11 @@ from numpy.typing import ArrayLike, NDArray
 from . import reference
 from .device import Device, default_device
 from .errors import ArgumentError
+from .mask import Mask
 from .plan import plan
-from .problem import GRADIENTS, Mask, Problem
+from .problem import Problem
 from .rope import check_rope, record_rope_backward
+from .run import run_plan
 from .words import resolve_numbers
 
 F32 = NDArray[np.float32]
@@ -127,21 +129,8 @@ def attention_backward(
     extra: dict[str, NDArray[Any]] = {
         n: a for n, a in (("doc_start", starts), ("kv_lengths", lengths), ("alibi_slopes", slopes)) if a is not None
     }
-    buffers = {name: device.storage(array, label=name) for name, array in {**arrays, **extra}.items() if name in chosen.buffers}
-    shapes = {"d_q": arrays["q"].shape, "d_k": arrays["k"].shape, "d_v": arrays["v"].shape}
-    for name in GRADIENTS:
-        buffers[name] = device.zeros(chosen.buffers[name], label=name)
-    # Freed after the call, as everything else of it is.
-    scratch = {name: device.zeros(size, label=name) for name, size in chosen.scratch.items()}
-    with device.guard("running the backward pass"):
-        encoder = device.raw.create_command_encoder()
-        chosen.record(encoder, buffers, numbers.scale, softcap=softcap, scratch=scratch)
-        device.raw.queue.submit([encoder.finish()])
-    found = {}
-    for name, shape in shapes.items():
-        array = np.frombuffer(device.read(buffers[name], chosen.buffers[name]), np.float32).reshape(shape).copy()
-        found[name] = array if batched else array[0]
-    return Gradients(**found)
+    found = run_plan(chosen, {**arrays, **extra}, numbers.scale, softcap=softcap)
+    return Gradients(**{name: array if batched else array[0] for name, array in found.items()})
 
 
 def rope_backward(d_x: ArrayLike, base: float = 10000.0, offset: int = 0, *, device: Device | None = None) -> F32:

@@ -22,10 +22,12 @@ from .cli_common import (
     print_json,
     problem_of,
     progress,
+    with_strides,
 )
 from .contenders import NAMES, check_variant, contenders, document_starts, operations
 from .errors import ArgumentError, UnservedProblemError, WgslAttentionError
-from .problem import Mask, Problem
+from .mask import Mask
+from .problem import Problem
 from .tiles import LAYOUTS
 from .timing import WARM_UP, PlanRunner, Runner, Timing, Workbench, race
 
@@ -170,9 +172,8 @@ def problems_of(args: argparse.Namespace, default: tuple[tuple[int, int, int, in
             seq, heads, kv_heads, head_dim = map(int, text.split(",")) if isinstance(text, str) else text
         except ValueError:
             raise ArgumentError("--shape", repr(text), "SEQ,HEADS,KV_HEADS,HEAD_DIM, such as 4096,32,8,128") from None
-        problems.append(
-            Problem(q_len=seq, kv_len=seq, heads=heads, kv_heads=kv_heads, head_dim=head_dim, mask=mask, given=args.given)
-        )
+        problem = Problem(q_len=seq, kv_len=seq, heads=heads, kv_heads=kv_heads, head_dim=head_dim, mask=mask, given=args.given)
+        problems.append(with_strides(problem, args.strides))
     return problems
 
 

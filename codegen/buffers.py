@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -38,7 +38,7 @@ def ranged(name: str, given: BufferLike, need: int, alignment: int, usage: str =
     made with ``usage`` (names joined by `` | ``).
     """
     if isinstance(given, tuple) and len(given) != 3:
-        want = "(buffer, offset, size) in bytes; there are no strides: a row starts where the one before it ends"
+        want = "(buffer, offset, size) in bytes; strides are the problem's: Problem(strides=…)"
         raise GpuBufferError(name, f"a tuple of {len(given)}", want)
     buffer, offset, size = given if isinstance(given, tuple) else (given, 0, None)
     if buffer is None:
@@ -67,11 +67,13 @@ def all_ranged(
     *,
     optional: Sequence[str],
     written: Sequence[str],
+    clash: Callable[[str, int, str, int], str],
 ) -> dict[str, Range]:
     """A range of ``sizes[name]`` bytes for every name, checked as by ``ranged``; ``wants`` is alignment and usage.
 
-    Names in ``optional`` may be given without being wanted. What is ``written`` must not lie in a buffer that is also read,
-    nor overlap: WebGPU has no dispatch read and write one buffer.
+    Names in ``optional`` may be given without being wanted. What is ``written`` must not lie in a buffer that is also read:
+    WebGPU has no dispatch read and write one buffer. Where ranges of two that are ``written`` overlap, ``clash``, given
+    their names and offsets, says what they need instead, or nothing.
     """
     unknown = sorted(set(given) - set(sizes) - set(optional))
     if unknown:
@@ -79,9 +81,13 @@ def all_ranged(
     ranges = {name: ranged(name, given.get(name), need, *wants[name]) for name, need in sizes.items()}
     for name in written:
         for other, found in ranges.items():
-            same = found.buffer is ranges[name].buffer and (other not in written or found.overlaps(ranges[name]))
-            if other != name and same:
-                raise GpuBufferError(name, f"the buffer of {other!r} too", "a buffer of its own")
+            if other == name or found.buffer is not ranges[name].buffer:
+                continue
+            want = "a buffer of its own"
+            if other in written:
+                want = clash(name, ranges[name].offset, other, found.offset) if found.overlaps(ranges[name]) else ""
+            if want:
+                raise GpuBufferError(name, f"the buffer of {other!r} too", want)
     return ranges
 
 

@@ -20,7 +20,8 @@ from . import algorithms, catalog, reference
 from .accuracy import Expected, expected
 from .choices import Choice
 from .errors import ArgumentError, VariantError
-from .problem import GRADIENTS, Mask, Problem
+from .mask import Mask
+from .problem import GRADIENTS, Problem
 from .profile import PROFILES
 from .recipe import Recipe
 from .reference import Array
@@ -197,6 +198,8 @@ def small_problems(variant: Variant, mode: str, brief: bool = False) -> Iterator
 
 
 def _with_accumulation(variant: Variant, problem: Problem) -> Iterator[Problem]:
+    if variant.params.get("strided"):
+        problem = problem.packed("d_k", "d_v")
     if variant.params.get("accumulate"):
         yield dataclasses.replace(problem, accumulate=frozenset(GRADIENTS))
     yield problem

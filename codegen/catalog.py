@@ -109,6 +109,7 @@ def _tiled() -> Iterator[Variant]:
             for kv_lengths in (False, True):
                 yield AttentionIntervals(rows=rows, documents=documents, kv_lengths=kv_lengths)
     yield AttentionReduce(wg=128)
+    yield AttentionReduce(wg=128, strided=True)
 
 
 def _rope() -> Iterator[Variant]:

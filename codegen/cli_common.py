@@ -16,12 +16,14 @@ from rich.console import Console
 from rich.table import Table
 
 from .errors import ArgumentError
-from .problem import ALIGNMENTS, Mask, Problem
+from .mask import ALIGNMENTS, Mask
+from .problem import GRADIENTS, Problem
 
 PIPED_WIDTH = 240
 """Columns of output that goes to no terminal: wide enough for every table."""
 
 MASKS = ("full", "causal", "documents")
+STRIDES = ("heads-first", "packed")
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -84,6 +86,12 @@ def add_problem_arguments(parser: argparse.ArgumentParser) -> None:
     shape.add_argument("--head-dim", type=int, metavar="N", help="channels of a head")
     shape.add_argument("--v-head-dim", type=int, metavar="N", help="channels of a head of v, where they differ")
     shape.add_argument("--batch", type=int, metavar="N", help="sequences at once; default: 1")
+    shape.add_argument(
+        "--strides",
+        choices=STRIDES,
+        help="heads-first: (batch, heads, seq, dim), as in PyTorch; packed: q, k and v in one array, and their gradients in "
+        "another; default: (batch, seq, heads, dim) each",
+    )
     mask = parser.add_argument_group("mask", "Which keys a query sees; where several are given, those that all of them show.")
     mask.add_argument("--mask", choices=MASKS, help="documents: several texts in one sequence, causal inside each")
     mask.add_argument("--documents", action="store_true", help="the same as --mask documents, to go with another --mask")
@@ -146,7 +154,7 @@ def problem_of(args: argparse.Namespace, **defaults: Any) -> Problem:
         if given is None:
             raise ArgumentError(f"--{name.replace('_', '-')}", "nothing", "a number")
         shape[name] = given
-    return Problem(
+    problem = Problem(
         **shape,
         kv_len=shape["q_len"] if args.kv_len is None else args.kv_len,
         kv_heads=shape["heads"] if args.kv_heads is None else args.kv_heads,
@@ -154,6 +162,16 @@ def problem_of(args: argparse.Namespace, **defaults: Any) -> Problem:
         batch=1 if args.batch is None else args.batch,
         mask=mask,
     )
+    return with_strides(problem, args.strides)
+
+
+def with_strides(problem: Problem, strides: str | None) -> Problem:
+    """The problem with what ``--strides`` says. Raises ``ArgumentError`` where its tensors cannot lie so."""
+    if strides == "heads-first":
+        return problem.heads_first()
+    if strides == "packed":
+        return problem.packed("q", "k", "v").packed(*GRADIENTS)
+    return problem
 
 
 def has_shape(args: argparse.Namespace) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,9 +23,11 @@ from .cli_common import (
     problem_of,
     progress,
     table,
+    with_strides,
 )
 from .errors import ArgumentError
-from .problem import GRADIENTS, Mask
+from .mask import Mask
+from .problem import GRADIENTS
 
 if TYPE_CHECKING:
     from .gradcases import Case
@@ -74,7 +77,7 @@ def run_gradcheck(args: argparse.Namespace) -> int:
     from .gradcheck import run_checks
 
     with progress("Opening the device") as tell:
-        cases = _cases(args)
+        cases = [replace(case, problem=with_strides(case.problem, args.strides)) for case in _cases(args)]
         with open_device(args.backend, args.adapter) as device:
             checks = run_checks(cases, device=device, algorithm=args.algorithm, progress=tell)
             profile = device.profile

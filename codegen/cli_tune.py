@@ -17,7 +17,15 @@ from rich.text import Text
 from . import tune_log, tuning
 from .algorithms import REFUSALS
 from .bench import SHAPES, SOFTWARE_SHAPES, problems_of
-from .cli_common import add_device_arguments, add_json_argument, add_problem_arguments, console, has_shape, mask_of
+from .cli_common import (
+    add_device_arguments,
+    add_json_argument,
+    add_problem_arguments,
+    console,
+    has_shape,
+    mask_of,
+    with_strides,
+)
 from .errors import ArgumentError
 from .search import Status
 from .tune_report import print_outcomes, print_rows
@@ -109,7 +117,7 @@ def _tune(args: argparse.Namespace, path: Path) -> int:
     for preset in args.preset:
         if preset not in PRESETS:
             raise ArgumentError("PRESET", repr(preset), f"one of {', '.join(PRESETS)}")
-    problems = [problem for preset in args.preset for problem in PRESETS[preset]]
+    problems = [with_strides(problem, args.strides) for preset in args.preset for problem in PRESETS[preset]]
     tuner: Tuner | None = None
     try:
         with _progress(args.budget, args.json) as tell, open_device(args.backend, args.adapter) as device:

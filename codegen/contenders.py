@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from . import algorithms, catalog, reference, tiled_recipe, tiles
 from .errors import ArgumentError
 from .kernels import AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
-from .problem import MAX_HEAD_DIM, Interval, Problem
+from .mask import Interval
+from .problem import MAX_HEAD_DIM, Problem
 from .profile import DeviceProfile
 from .recipe import Recipe
 from .select import ORDER, SOFTWARE_PARTS, select

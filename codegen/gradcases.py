@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from . import reference
 from .documents import doc_start_from_lengths
 from .errors import ArgumentError
-from .problem import Mask, Problem
+from .mask import Mask
+from .problem import GRADIENTS, Problem
 from .reference import Gradients
 
 F32 = NDArray[np.float32]
@@ -182,9 +183,15 @@ def synthetic_cases() -> list[Case]:
             {"q_len": 257, "kv_len": 257, "heads": 4, "kv_heads": 2, "head_dim": 96},
         ),
         "an odd head_dim": (causal, {"q_len": 65, "kv_len": 65, "heads": 2, "kv_heads": 2, "head_dim": 59}),
+        "q, k, v in one array": (
+            causal,
+            {"q_len": 150, "kv_len": 150, "heads": 4, "kv_heads": 2, "head_dim": 64, "batch": 2},
+        ),
+        "heads first": (causal, {"q_len": 100, "kv_len": 130, "heads": 4, "kv_heads": 2, "head_dim": 40, "batch": 2}),
         "the largest head_dim": (causal, {"q_len": 64, "kv_len": 64, "heads": 2, "kv_heads": 1, "head_dim": 256}),
     }
-    return [
-        synthetic_case(name, Problem(mask=mask, **shape), seed=seed)
-        for seed, (name, (mask, shape)) in enumerate(shapes.items())
-    ]
+    problems = {name: Problem(mask=mask, **shape) for name, (mask, shape) in shapes.items()}
+    fused = problems["q, k, v in one array"]
+    problems["q, k, v in one array"] = fused.packed("q", "k", "v").packed(*GRADIENTS)
+    problems["heads first"] = problems["heads first"].heads_first()
+    return [synthetic_case(name, problem, seed=seed) for seed, (name, problem) in enumerate(problems.items())]

@@ -15,13 +15,13 @@ import numpy as np
 from . import reference
 from .accuracy import BLOCK, FLOAT32_FACTOR, RELATIVE, Expected, Judgement, expected
 from .algorithms import REFUSALS
-from .arrays import attention_backward
 from .device import Device, default_device
 from .errors import ArgumentError, UnservedProblemError, WgslAttentionError
 from .gradcases import F32, Case, synthetic_cases
 from .plan import plan
 from .reference import Gradients
 from .rope import record_rope_backward
+from .run import run_plan
 
 ROPE_OFFSETS = (0, 100_000)
 """First positions at which rotary embedding is checked; a float32 angle is wrong in the third digit at the second."""
@@ -112,24 +112,17 @@ def _run(
     try:
         chosen = plan(replace(case.problem, given="none" if o is None else "o"), device, algorithm=algorithm)
         variants = tuple(variant.name for variant in chosen.recipe.variants)
-        got = attention_backward(
-            case.q,
-            case.k,
-            case.v,
-            case.d_o,
-            lse,
-            o=o,
-            mask=case.problem.mask,
-            scale=case.scale,
-            doc_start=case.doc_start,
-            device=device,
-            algorithm=algorithm,
-        )
+        arrays = {"q": case.q, "k": case.k, "v": case.v, "d_o": case.d_o, "lse": lse}
+        if o is not None:
+            arrays["o"] = o
+        if case.doc_start is not None:
+            arrays["doc_start"] = np.broadcast_to(case.doc_start, case.q.shape[:2]).astype(np.uint32)
+        got = run_plan(chosen, arrays, case.scale)
     except UnservedProblemError as error:
         return _record(case, algorithm, given, "refused", reason="; ".join(error.reasons))
     except WgslAttentionError as error:
         return _record(case, algorithm, given, "fail", reason=str(error), variants=variants)
-    verdict = right.judge(Gradients(d_q=got.d_q, d_k=got.d_k, d_v=got.d_v))
+    verdict = right.judge(Gradients(**got))
     status: Literal["pass", "fail"] = "pass" if verdict.ok else "fail"
     return _record(case, algorithm, given, status, judgements=verdict.judgements, variants=variants)
 

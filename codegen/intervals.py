@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .errors import ArgumentError
-from .problem import Interval, Problem
+from .mask import Interval
+from .problem import Problem
 
 Array = npt.NDArray[Any]
 

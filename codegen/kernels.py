@@ -19,7 +19,7 @@ MASK_WORDS = {
     "prefix": ("kv_len:u32", "prefix:i32", "prefix_shift:i32"),
     "documents_window": ("kv_len:u32", "lo_shift:i32", "hi_shift:i32"),
 }
-"""What follows the scale in ``params``, for the masks that have constants; see ``problem.Interval``."""
+"""What follows the scale in ``params``, for the masks that have constants; see ``mask.Interval``."""
 
 SEG_UNIFORM_POSITIONS = 16384
 """What fits a 64 KiB uniform."""

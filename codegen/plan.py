@@ -113,9 +113,10 @@ class Plan:
         """Records the backward pass into ``encoder`` (a GPUCommandEncoder), in one compute pass; nothing is submitted.
 
         ``buffers`` maps the names in ``Plan.buffers`` to GPU buffers with the storage usage, or to (buffer, offset, size)
-        in bytes: float32, row-major without gaps, laid out as ``Problem`` says; doc_start is uint32. Gradients that are
-        cleared first need the copy-destination usage too, and buffers that are copied first (``first``) only the
-        copy-source usage. ``scale`` defaults to head_dim ** −0.5; ``softcap`` is the bound c, for a problem that has one.
+        in bytes: float32, laid out as ``Problem`` and its ``strides`` say; doc_start is uint32. Inputs may share a buffer, and
+        so may gradients, but not with inputs. Gradients that are cleared first need the copy-destination usage too, and
+        buffers that are copied first (``first``) only the copy-source usage. ``scale`` defaults to head_dim ** −0.5;
+        ``softcap`` is the bound c, for a problem that has one.
         ``scratch`` gives storage buffers for scratch, of any contents, that nothing else uses meanwhile: a mapping by the
         names in ``Plan.scratch``, or a list as ``Plan.scratch_bytes`` has them; without it the scratch is the device's.
 
@@ -246,7 +247,7 @@ class Plan:
         cleared, copied = self.recipe.cleared, self._uniforms.copied
         wants = {name: (self._alignment, "STORAGE | COPY_DST" if name in cleared else "STORAGE") for name in self._sizes}
         wants |= dict.fromkeys(copied, (4, "COPY_SRC"))
-        return all_ranged(buffers, self._sizes, wants, optional=("o", "delta"), written=GRADIENTS)
+        return all_ranged(buffers, self._sizes, wants, optional=("o", "delta"), written=GRADIENTS, clash=self.recipe.clash)
 
 
 def plan(

@@ -1,175 +1,19 @@
-"""What one call asks for: a ``Mask`` and a ``Problem``. No arrays, no tile sizes, no GPU objects.
-
-Every mask gives each query one contiguous interval of keys [lo, hi). ``Mask`` holds the modes and their constants
-as the caller named them; ``Mask.interval`` resolves them, for given lengths, into the few numbers that kernels need.
-"""
+"""What one call asks for: the ``Problem``. No arrays, no tile sizes, no GPU objects."""
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal, SupportsIndex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from .errors import ArgumentError
+from .mask import Interval, Mask, integer
+from .strides import Shape, Strides, side_by_side
 
-Align = Literal["bottom-right", "top-left"]
-Documents = Literal["", "causal", "whole"]
-
-ALIGNMENTS: tuple[Align, ...] = ("bottom-right", "top-left")
 GRADIENTS = ("d_q", "d_k", "d_v")
 MAX_HEAD_DIM = 256
 MAX_LENGTH = 1 << 29
 """Positions are i32 in the kernels, and sums of two of them must not wrap."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
-    """Keys from i + a − left to i + a + right, both inclusive; ``None`` is unbounded."""
-
-    align: Align
-    left: int | None = None
-    right: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prefix:
-    """The first ``length`` keys, and beyond them the keys up to i + a."""
-
-    align: Align
-    length: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
-    """A mask resolved for one q_len and kv_len. Query i sees the keys [lo, hi), clamped to [0, kv_len], where
-
-    lo = max of i + ``lo_shift`` and, with ``doc_start``, doc_start[i];
-    hi = min of i + ``hi_shift``, max(``prefix``, i + ``prefix_shift``) and, with ``doc_end``, the end of i's document.
-
-    ``None`` leaves a term out. Terms that can never bind are left out too, so equal masks resolve to equal intervals.
-    """
-
-    lo_shift: int | None = None
-    hi_shift: int | None = None
-    prefix: int | None = None
-    prefix_shift: int = 0
-    doc_start: bool = False
-    doc_end: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mask:
-    """Which keys each query sees. Made by the class methods and by ``&``, which is "visible in both".
-
-    ``align`` says where the diagonal lies when q_len differs from kv_len: ``"bottom-right"`` (FlashAttention's: the last
-    query is level with the last key) or ``"top-left"`` (PyTorch's ``is_causal``: the first query is level with the first key).
-    """
-
-    documents_mode: Documents = ""
-    bands: tuple[Band, ...] = ()
-    prefixes: tuple[Prefix, ...] = ()
-
-    @classmethod
-    def full(cls) -> Mask:
-        """Every query sees every key."""
-        return cls()
-
-    @classmethod
-    def causal(cls, align: Align = "bottom-right") -> Mask:
-        """Query i sees the keys up to and including i + a, with a = kv_len − q_len for bottom-right and 0 for top-left."""
-        return cls.window(None, 0, align=align)
-
-    @classmethod
-    def window(cls, left: int | None, right: int | None, align: Align = "bottom-right") -> Mask:
-        """Query i sees the keys i + a − left to i + a + right, both inclusive; ``None`` is unbounded.
-
-        As FlashAttention's ``window_size``: a window of (2048, 0) keeps 2049 keys. Raises ``ArgumentError`` for a negative width.
-        """
-        _check_align(align)
-        left, right = (None if x is None else _integer(n, x, 0) for n, x in (("left", left), ("right", right)))
-        if left is None and right is None:
-            return cls()
-        return cls(bands=(Band(align=align, left=left, right=right),))
-
-    @classmethod
-    def prefix(cls, length: int, align: Align = "bottom-right") -> Mask:
-        """Query i sees the first ``length`` keys, and beyond them the keys up to and including i + a (a prefix language model)."""
-        _check_align(align)
-        return cls(prefixes=(Prefix(align=align, length=_integer("length", length, 0)),))
-
-    @classmethod
-    def documents(cls, causal: bool = True) -> Mask:
-        """Query i sees its own document only: from doc_start[i] up to itself, or to the document's end with ``causal=False``.
-
-        ``doc_start`` is given with the call, as (seq,) or (batch, seq) integers; q_len must equal kv_len.
-        """
-        return cls(documents_mode="causal" if causal else "whole")
-
-    def __and__(self, other: Mask) -> Mask:
-        if not isinstance(other, Mask):
-            return NotImplemented
-        modes = {self.documents_mode, other.documents_mode}
-        documents: Documents = "causal" if "causal" in modes else "whole" if "whole" in modes else ""
-        bands = []
-        for align in ALIGNMENTS:
-            same = [band for band in self.bands + other.bands if band.align == align]
-            lefts = [band.left for band in same if band.left is not None]
-            rights = [band.right for band in same if band.right is not None]
-            if same:
-                bands.append(Band(align=align, left=min(lefts, default=None), right=min(rights, default=None)))
-        prefixes = []
-        for align in ALIGNMENTS:
-            lengths = [prefix.length for prefix in self.prefixes + other.prefixes if prefix.align == align]
-            if lengths:
-                prefixes.append(Prefix(align=align, length=min(lengths)))
-        return Mask(documents_mode=documents, bands=tuple(bands), prefixes=tuple(prefixes))
-
-    def interval(self, q_len: int, kv_len: int) -> Interval:
-        """The interval form for these lengths; see ``Interval``.
-
-        Raises ``ArgumentError`` for documents with q_len ≠ kv_len, and for two prefixes whose alignments differ there
-        (their intersection is not of this form).
-        """
-        if self.documents_mode and q_len != kv_len:
-            raise ArgumentError("mask", f"documents with q_len {q_len} and kv_len {kv_len}", "q_len equal to kv_len")
-        shifts = {"bottom-right": kv_len - q_len, "top-left": 0}
-        lo = max((shifts[b.align] - b.left for b in self.bands if b.left is not None), default=None)
-        highs = [shifts[b.align] + b.right + 1 for b in self.bands if b.right is not None]
-        if self.documents_mode == "causal":
-            highs.append(1)
-        by_shift: dict[int, int] = {}
-        for prefix in self.prefixes:
-            shift = shifts[prefix.align] + 1
-            by_shift[shift] = min(by_shift.get(shift, prefix.length), prefix.length)
-        remaining = []
-        for shift, length in sorted(by_shift.items()):
-            if length <= shift:  # the diagonal is past the prefix from the first query on
-                highs.append(shift)
-            elif length < kv_len:
-                remaining.append((shift, length))
-        hi = min(highs, default=None)
-        remaining = [(shift, length) for shift, length in remaining if hi is None or hi > shift]
-        if len(remaining) > 1:
-            raise ArgumentError("mask", "two prefixes of different alignment", "one prefix, or one alignment")
-        prefix_shift, prefix_length = remaining[0] if remaining else (0, None)
-        return Interval(
-            lo_shift=None if lo is None or lo <= -(q_len - 1) else lo,
-            hi_shift=None if hi is None or hi >= kv_len else hi,
-            prefix=prefix_length,
-            prefix_shift=prefix_shift,
-            doc_start=bool(self.documents_mode),
-            doc_end=self.documents_mode == "whole" and (hi is None or hi > 1),
-        )
-
-    def __str__(self) -> str:
-        parts = {"": [], "causal": ["documents"], "whole": ["documents(causal=False)"]}[self.documents_mode]
-        for band in self.bands:
-            align = "" if band.align == "bottom-right" else f", {band.align}"
-            causal = band.left is None and band.right == 0
-            parts.append(f"causal{align and f'({band.align})'}" if causal else f"window({band.left}, {band.right}{align})")
-        parts += [f"prefix({p.length}{'' if p.align == 'bottom-right' else ', ' + p.align})" for p in self.prefixes]
-        return " & ".join(parts) or "full"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +25,9 @@ class Problem:
     ``"o"``, ``"delta"`` (D itself) or ``"none"``. ``accumulate`` names the gradients that are added to what is there
     (any of ``"d_q"``, ``"d_k"``, ``"d_v"``, or ``True`` for all); the others are overwritten. ``kv_lengths`` says that
     the call gives each batch entry its own number of keys, ``softcap`` that the scores are S = c·tanh(scale·q·k / c), and
-    ``alibi`` that each head has a slope m, and −m·|i + kv_len − q_len − j| is added to S. Raises ``ArgumentError``.
+    ``alibi`` that each head has a slope m, and −m·|i + kv_len − q_len − j| is added to S. ``strides`` says where the rows of
+    q, k, v, o, d_o, lse, delta and of gradients lie, by name, where that is not row by row without gaps; ``heads_first`` and
+    ``packed`` make the usual ones. Raises ``ArgumentError``.
     """
 
     q_len: int
@@ -198,11 +44,12 @@ class Problem:
     kv_lengths: bool = False
     softcap: bool = False
     alibi: bool = False
+    strides: Mapping[str, Strides] | tuple[tuple[str, Strides], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("q_len", "kv_len", "heads", "kv_heads", "head_dim", "batch"):
-            object.__setattr__(self, name, _integer(name, getattr(self, name), 1))
-        object.__setattr__(self, "v_head_dim", _integer("v_head_dim", self.v_head_dim, 0) or self.head_dim)
+            object.__setattr__(self, name, integer(name, getattr(self, name), 1))
+        object.__setattr__(self, "v_head_dim", integer("v_head_dim", self.v_head_dim, 0) or self.head_dim)
         for name in ("head_dim", "v_head_dim"):
             if getattr(self, name) > MAX_HEAD_DIM:
                 raise ArgumentError(name, getattr(self, name), f"1 to {MAX_HEAD_DIM}")
@@ -219,6 +66,7 @@ class Problem:
             raise ArgumentError("given", repr(self.given), "'none', 'o' or 'delta'")
         object.__setattr__(self, "accumulate", _gradients(self.accumulate))
         self.interval  # noqa: B018  raises for a mask that these lengths cannot have
+        object.__setattr__(self, "strides", tuple(self._settled(dict(self.strides))))
 
     @property
     def group(self) -> int:
@@ -229,6 +77,60 @@ class Problem:
     def interval(self) -> Interval:
         """The mask, resolved for these lengths."""
         return self.mask.interval(self.q_len, self.kv_len)
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """(batch, length, heads, dim) of every tensor that strides can be given for; lse and delta have a dim of 1."""
+        queries = {"q": self.head_dim, "d_q": self.head_dim, "o": self.v_head_dim, "d_o": self.v_head_dim, "lse": 1, "delta": 1}
+        keys = {"k": self.head_dim, "d_k": self.head_dim, "v": self.v_head_dim, "d_v": self.v_head_dim}
+        return {
+            **{name: (self.batch, self.q_len, self.heads, dim) for name, dim in queries.items()},
+            **{name: (self.batch, self.kv_len, self.kv_heads, dim) for name, dim in keys.items()},
+        }
+
+    @property
+    def strided(self) -> str:
+        """Which tensors have strides, in words."""
+        names = tuple(dict(self.strides))
+        return ", ".join(names) if len(names) < len(self.shapes) else "all tensors"
+
+    def strides_of(self, name: str) -> Strides:
+        """Where a tensor's rows lie, whether that was said or not."""
+        return dict(self.strides).get(name) or Strides.contiguous(self.shapes[name])
+
+    def heads_first(self) -> Problem:
+        """The same problem with (batch, heads, length, dim) for every tensor, as in PyTorch, and (batch, heads, length) for lse."""
+        found = {
+            name: Strides(batch=heads * length * dim, head=length * dim, row=dim)
+            for name, (_, length, heads, dim) in self.shapes.items()
+        }
+        return replace(self, strides=found)
+
+    def packed(self, *names: str) -> Problem:
+        """The same problem with these tensors, of one length, in one array: (batch, length, sum of their heads·dim).
+
+        Each position has a row of all of them, in this order; every name is then given the same buffer. Fused projections:
+        ``problem.packed("q", "k", "v").packed("d_q", "d_k", "d_v")``. Raises ``ArgumentError``.
+        """
+        shapes = self.shapes
+        if not names or len(set(names)) < len(names) or not set(names) <= set(shapes):
+            raise ArgumentError("names", ", ".join(map(repr, names)) or "nothing", f"different ones of {', '.join(shapes)}")
+        packed = side_by_side({name: shapes[name] for name in names})
+        return replace(self, strides={**dict(self.strides), **dict(packed)})
+
+    def _settled(self, given: dict[str, Strides]) -> Iterable[tuple[str, Strides]]:
+        shapes = self.shapes
+        for name in given:
+            if name not in shapes or not isinstance(given[name], Strides):
+                raise ArgumentError("strides", f"{name}: {given[name]!r}", f"Strides for {', '.join(shapes)}")
+        for name, shape in shapes.items():
+            if name in given:
+                strides = given[name].settled(shape)
+                if name in GRADIENTS and not strides.is_distinct(shape):
+                    want = "each axis to step past all that lies within it: a gradient's elements are written once"
+                    raise ArgumentError("strides", f"{name}: {strides}", want)
+                if strides != Strides.contiguous(shape):
+                    yield name, strides
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -248,22 +150,8 @@ class Problem:
         length = f"{self.q_len}" if self.q_len == self.kv_len else f"{self.q_len} on {self.kv_len}"
         heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads} over {self.kv_heads}"
         dim = f"{self.head_dim}" if self.head_dim == self.v_head_dim else f"{self.head_dim} and {self.v_head_dim}"
-        return f"{batch}length {length}, heads {heads}, head_dim {dim}, {self.mask}"
-
-
-def _integer(name: str, value: SupportsIndex, least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise ArgumentError(name, repr(value), "an integer") from None
-    if isinstance(value, bool) or number < least:
-        raise ArgumentError(name, repr(value), f"an integer of at least {least}")
-    return number
-
-
-def _check_align(align: str) -> None:
-    if align not in ALIGNMENTS:
-        raise ArgumentError("align", repr(align), "'bottom-right' or 'top-left'")
+        strides = f", strides of {self.strided}" if self.strides else ""
+        return f"{batch}length {length}, heads {heads}, head_dim {dim}, {self.mask}{strides}"
 
 
 def _gradients(accumulate: bool | Iterable[str]) -> frozenset[str]:

@@ -6,11 +6,16 @@ workgroups, and knows nothing of a device; ``refusals`` says why a device cannot
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .problem import Problem
 from .profile import DeviceProfile
+from .strides import apart, scatter
 from .variant import Variant
 
 MAX_INDEX = 1 << 32
@@ -59,6 +64,20 @@ class Recipe:
         }
         return {name: sizes[name] for name in sorted(bound)}
 
+    def clash(self, name: str, offset: int, other: str, other_offset: int) -> str:
+        """What two gradients in one buffer, at these offsets in bytes, need instead; empty where they may be there.
+
+        They may where they share no element, and no kernel binds both: WebGPU has no two bindings that overlap and are written.
+        """
+        p = self.problem
+        one, two = p.strides_of(name).moved(offset // 4), p.strides_of(other).moved(other_offset // 4)
+        if not apart(one, p.shapes[name], two, p.shapes[other]):
+            return "a buffer of its own, or places of its own there"
+        for step in self.steps:
+            if {name, other} <= {step.buffers.get(binding.role, binding.role) for binding in step.variant.bindings}:
+                return f"a buffer of its own, since {step.variant.kernel} writes both"
+        return ""
+
     def refusals(self, profile: DeviceProfile) -> tuple[str, ...]:
         """Why this recipe cannot run on a device, one line each; empty where it can."""
         lines = [f"{v.name}: {line}" for v in self.variants for line in v.shortfalls(profile)]
@@ -71,6 +90,7 @@ class Recipe:
                 lines.append(f"{name} takes {size} bytes, the device binds {limit}")
             if size // 4 >= MAX_INDEX:
                 lines.append(f"{name} has {size // 4} elements, more than a 32-bit index reaches")
+        lines += [line for step in self.steps for line in _stray(step, self.problem)] if self.problem.strides else []
         most = limits.max_compute_workgroups_per_dimension
         for step in self.steps:
             counts = step.workgroups(self.problem)
@@ -82,19 +102,28 @@ class Recipe:
 def buffer_bytes(problem: Problem) -> dict[str, int]:
     """Bytes of each of the caller's buffers, by role."""
     p = problem
-    queries, keys = p.batch * p.q_len * p.heads, p.batch * p.kv_len * p.kv_heads
     return {
-        "q": 4 * queries * p.head_dim,
-        "k": 4 * keys * p.head_dim,
-        "v": 4 * keys * p.v_head_dim,
-        "o": 4 * queries * p.v_head_dim,
-        "d_o": 4 * queries * p.v_head_dim,
-        "lse": 4 * queries,
-        "delta": 4 * queries,
+        **{name: 4 * p.strides_of(name).span(shape) for name, shape in p.shapes.items()},
         "doc_start": 4 * p.batch * p.q_len,
         "kv_lengths": 4 * p.batch,
         "alibi_slopes": 4 * p.heads,
-        "d_q": 4 * queries * p.head_dim,
-        "d_k": 4 * keys * p.head_dim,
-        "d_v": 4 * keys * p.v_head_dim,
     }
+
+
+def placed(problem: Problem, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """What the buffer of a tensor, or of any other array of a call, holds: ``array`` where the problem has its rows."""
+    return scatter(array, problem.strides_of(name)) if name in dict(problem.strides) else np.ascontiguousarray(array)
+
+
+def _stray(step: Step, problem: Problem) -> Iterator[str]:
+    """What a step's kernel does not take of the problem's strides."""
+    strided = dict(problem.strides)
+    for binding in step.variant.bindings:
+        name = step.buffers.get(binding.role, binding.role)
+        if name not in strided:
+            continue
+        words = {word for b in step.variant.bindings for word in b.words}
+        if f"{binding.role}_row:u32" not in words:
+            yield f"{step.variant.name}: it takes {name} without gaps only, not {strided[name]}"
+        elif "vec4" in binding.type and not strided[name].multiples_of(4):
+            yield f"{step.variant.name}: it takes {name} by vec4, and not every number of {strided[name]} is a multiple of 4"

@@ -8,6 +8,7 @@ serve the problem and, where the head_dim has none of its own, one with that hea
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -184,8 +185,7 @@ MIN_SCRATCH, MAX_SCRATCH = 128 << 20, 2 << 30
 
 def scratch_budget(problem: Problem) -> int:
     """Bytes that each scratch buffer of the tiled algorithm may take, as far as the device's limits allow."""
-    arrays = buffer_bytes(problem)
-    own = sum(arrays[name] for name in ("q", "k", "v", "d_o", "d_q", "d_k", "d_v"))
+    own = sum(4 * math.prod(problem.shapes[name]) for name in ("q", "k", "v", "d_o", *GRADIENTS))
     return min(MAX_SCRATCH, max(MIN_SCRATCH, SCRATCH_SHARE * own))
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from .problem import MAX_HEAD_DIM
-from .tiled_rows import ALL_MASKS, PARTS, SIZES, STRIP, call, slopes, storage, terms_type
+from .tiled_rows import ALL_MASKS, PARTS, SIZES, STRIP, call, slopes, storage, stride_words, terms_type
 from .variant import Binding, Count, Dispatch, Rule, Serves, Variant, WorkgroupArray, param
 
 DIM_RULE = Rule(
@@ -126,7 +126,16 @@ class AttentionScores(_TiledVariant):
             storage(5, "intervals", "vec2<i32>"),
             storage(6, "scores", "vec4<f32>", access="read_write"),
             storage(7, "row_sums", "vec2<f32>", access="read_write"),
-            call(8, *SIZES, "scale:f32", *STRIP, "spans:u32", "batch:u32", *self.cap_words),
+            call(
+                8,
+                *SIZES,
+                "scale:f32",
+                *STRIP,
+                "spans:u32",
+                "batch:u32",
+                *stride_words("q", "k", "v", "d_o", "lse"),
+                *self.cap_words,
+            ),
             *((slopes(9),) if self.alibi else ()),
         )
 
@@ -188,6 +197,8 @@ class AttentionDkdv(_TiledVariant):
                 *PARTS,
                 "add_k:u32",
                 "add_v:u32",
+                *stride_words("q", "d_o"),
+                *stride_words("d_k", "d_v", parts=True),
                 *self.cap_words,
             ),
         )
@@ -254,6 +265,8 @@ class AttentionDq(_TiledVariant):
                 "batch:u32",
                 "key_parts:u32",
                 "add_q:u32",
+                *stride_words("k"),
+                *stride_words("d_q", parts=True),
                 *self.cap_words,
             ),
         )

@@ -10,11 +10,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .problem import Problem
+from .problem import GRADIENTS, Problem
 from .recipe import Recipe, Step
+from .strides import Strides
 from .tiled import AttentionScores
 from .tiled_rows import AttentionIntervals, AttentionReduce, AttentionRows
 from .tiles import TiledChoice
+from .words import stride_values
 
 MIN_STRIP_ROWS = 512
 """A strip has at least so many rows of every slot before the slots are divided too."""
@@ -85,10 +87,8 @@ def tiled(problem: Problem, choice: TiledChoice) -> Recipe:
         softcap=p.softcap,
         alibi=p.softcap and p.alibi,
     )
-    reduce = AttentionReduce(wg=128, guard=dkdv.guard)
     blocks = -(-p.q_len // scores.rows)
-    key_numbers, query_numbers = p.batch * p.kv_len * p.kv_heads, p.batch * p.q_len * p.heads
-    counts = {"d_q": query_numbers * p.head_dim, "d_k": key_numbers * p.head_dim, "d_v": key_numbers * p.v_head_dim}
+    counts = {name: math.prod(p.shapes[name]) for name in GRADIENTS}
 
     scratch = {
         "intervals": 8 * p.batch * p.q_len + 16 * p.batch * blocks,
@@ -97,9 +97,15 @@ def tiled(problem: Problem, choice: TiledChoice) -> Recipe:
         "row_terms": (16 if p.softcap else 8) * largest,
     }
     split = {"d_q": key_parts, "d_k": parts, "d_v": parts}
-    renamed = {name: f"{name} parts" for name, count in split.items() if count > 1}
+    # dkdv binds d_k and d_v, and WebGPU has no kernel write one buffer through two bindings that overlap: where both may lie
+    # interleaved in one, it writes them apart, and reduce puts them there.
+    interleaved = all(p.strides_of(name).has_gaps(p.shapes[name]) for name in ("d_k", "d_v"))
+    renamed = {name: f"{name} parts" for name, count in split.items() if count > 1 or (interleaved and name in ("d_k", "d_v"))}
     scratch |= {renamed[name]: 4 * split[name] * counts[name] for name in renamed}
 
+    places: dict[str, int] = {}
+    for name in renamed:
+        places |= stride_values(name, Strides.contiguous(p.shapes[name]), part=counts[name])
     steps = [Step(variant=intervals)]
     for strip in todo:
         sizes = {
@@ -117,10 +123,13 @@ def tiled(problem: Problem, choice: TiledChoice) -> Recipe:
         }
         adds = {name: int(not strip.first if name in renamed else not strip.first or name in p.accumulate) for name in counts}
         adds["d_q"] = int("d_q" not in renamed and "d_q" in p.accumulate)
-        sizes |= {"add_q": adds["d_q"], "add_k": adds["d_k"], "add_v": adds["d_v"]}
+        sizes |= {"add_q": adds["d_q"], "add_k": adds["d_k"], "add_v": adds["d_v"], **places}
         steps += [Step(variant=v, buffers=renamed, sizes=sizes) for v in (scores, terms, dkdv, dq)]
     for name, buffer in renamed.items():
+        _, length, heads, dim = p.shapes[name]
         sizes = {"count": counts[name], "parts": split[name], "add": int(name in p.accumulate)}
+        sizes |= {"total_dim": dim, "total_heads": heads, "total_length": length, **stride_values("total", p.strides_of(name))}
+        reduce = AttentionReduce(wg=128, guard=dkdv.guard, strided=name in dict(p.strides))
         steps.append(Step(variant=reduce, buffers={"parts": buffer, "total": name}, sizes=sizes))
     return Recipe(algorithm="tiled", problem=p, steps=tuple(steps), scratch=scratch)
 

@@ -26,6 +26,12 @@ def slopes(binding: int) -> Binding:
     return Binding(binding=binding, name="slopes", type=type_, access="uniform", role="alibi_slopes")
 
 
+def stride_words(*names: str, parts: bool = False) -> tuple[str, ...]:
+    """Words of ``call`` that place these tensors; with ``parts`` they may also be parts, one after another."""
+    numbers = ("offset", "batch", "row", "head", *(("part",) if parts else ()))
+    return tuple(f"{name}_{number}:u32" for name in names for number in numbers)
+
+
 def terms_type(softcap: bool) -> str:
     """(factor, D), and for a softcap's derivative (factor, D, lse, slope)."""
     return "vec4<f32>" if softcap else "vec2<f32>"
@@ -103,6 +109,12 @@ class AttentionRows(Variant):
         return self.wg
 
     @property
+    def strided(self) -> tuple[str, ...]:
+        """The caller's tensors that it reads."""
+        given = {"": (), "o": ("o", "d_o"), "delta": ("delta",)}[self.given]
+        return (*given, *(("lse",) if self.softcap or self.given else ()))
+
+    @property
     def bindings(self) -> tuple[Binding, ...]:
         given = {
             "": (),
@@ -113,9 +125,9 @@ class AttentionRows(Variant):
             storage(0, "row_sums", "vec2<f32>"),
             storage(1, "intervals", "vec2<i32>"),
             storage(2, "row_terms", terms_type(self.softcap), access="read_write"),
-            call(3, *SIZES, *STRIP, "spans:u32", "batch:u32"),
+            call(3, *SIZES, *STRIP, "spans:u32", "batch:u32", *stride_words(*self.strided)),
             *given,
-            *((storage(6, "lse", "f32"),) if self.softcap or self.given else ()),
+            *((storage(6, "lse", "f32"),) if "lse" in self.strided else ()),
             *((slopes(7),) if self.softcap and self.alibi else ()),
         )
 
@@ -130,13 +142,14 @@ class AttentionRows(Variant):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionReduce(Variant):
-    """The sum of a gradient's parts, in their order. A thread owns one number."""
+    """The sum of a gradient's parts, in their order, put where the gradient's rows lie. A thread owns one number."""
 
     kernel: ClassVar[str] = "attention_reduce"
     template: ClassVar[str] = "tiled/attention_reduce.wgsl.j2"
 
     wg: int = param("wg", "threads of a workgroup", values=(32, 64, 128, 256))
     guard: str = param("", "what becomes of non-finite numbers", values=("zero", "propagate"), default="zero")
+    strided: bool = param("strided", "the gradient's rows lie where strides say", values=(False, True), default=False)
 
     @property
     def workgroup_size(self) -> int:
@@ -144,10 +157,11 @@ class AttentionReduce(Variant):
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
+        strides = ("total_dim:u32", "total_heads:u32", "total_length:u32", *stride_words("total")) if self.strided else ()
         return (
             storage(0, "parts_of", "f32", role="parts"),
             storage(1, "total", "f32", role="total", access="read_write"),
-            call(2, "count:u32", "parts:u32", "add:u32"),
+            call(2, "count:u32", "parts:u32", "add:u32", *strides),
         )
 
     @property

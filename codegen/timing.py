@@ -22,7 +22,7 @@ from .device import Device
 from .errors import UnservedProblemError, WgslAttentionError
 from .plan import BoundStep, Plan
 from .problem import GRADIENTS, Problem
-from .recipe import Recipe, buffer_bytes
+from .recipe import Recipe, buffer_bytes, placed
 from .select import Selection
 
 WARM_UP = 0.25
@@ -252,5 +252,5 @@ class Workbench:
             lo, hi = reference.key_intervals(p, doc_start=self.doc_start, kv_lengths=self.kv_lengths)
             with np.errstate(divide="ignore"):
                 lse = np.where(hi > lo, np.log(hi - lo) + 0.5, np.inf)  # q·k/√d is normal: the mean of its exp is e^½
-            return np.ascontiguousarray(np.broadcast_to(lse[..., None], (p.batch, p.q_len, p.heads)), np.float32)
+            return placed(p, name, np.broadcast_to(lse[..., None], (p.batch, p.q_len, p.heads)).astype(np.float32))
         return self._random.standard_normal(count, np.float32)

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from . import reference
 from .errors import ArgumentError, DeviceError
-from .problem import Interval, Problem
+from .mask import Interval
+from .problem import Problem
 
 
 class TorchRunner:

@@ -17,7 +17,8 @@ from .choices import Choice
 from .contenders import document_starts
 from .device import Device, default_device
 from .errors import ArgumentError, DeviceError, TuningError, VariantError
-from .problem import Mask, Problem
+from .mask import Mask
+from .problem import Problem
 from .search import Outcome, Search, Status
 from .space import Space
 from .trial import Bench, Vouching

@@ -17,11 +17,13 @@ from .accuracy import Expected, Verdict, expected
 from .device import Device
 from .documents import doc_start_from_lengths
 from .gradcases import make_case
+from .mask import Band, Mask, Prefix
 from .plan import Plan
-from .problem import GRADIENTS, Band, Mask, Prefix, Problem
-from .recipe import Recipe
+from .problem import GRADIENTS, Problem
+from .recipe import Recipe, buffer_bytes, placed
 from .reference import Gradients
 from .select import Selection
+from .strides import gather
 
 LENGTH = 333
 """More than two blocks of the largest tiles but one, and a multiple of nothing."""
@@ -42,9 +44,11 @@ def twin_of(problem: Problem, length: int = LENGTH) -> Problem:
     )
     prefixes = tuple(Prefix(align=prefix.align, length=min(prefix.length, kv_len // 2)) for prefix in mask.prefixes)
     small = Mask(documents_mode=mask.documents_mode, bands=bands, prefixes=prefixes)
+    strides = dict(problem.strides)
     group = next(n for n in range(min(MAX_GROUP, problem.group), 0, -1) if problem.group % n == 0)
-    return replace(
+    twin = replace(
         problem,
+        strides=(),
         q_len=q_len,
         kv_len=kv_len,
         heads=group,
@@ -54,6 +58,7 @@ def twin_of(problem: Problem, length: int = LENGTH) -> Problem:
         given="o" if problem.given == "o" else "none",  # a caller's delta is less right than the rule asks for
         accumulate=frozenset(),
     )
+    return replace(twin, strides={name: s.like(problem.shapes[name], twin.shapes[name]) for name, s in strides.items()})
 
 
 def _shrunk(width: int | None, length: int) -> int | None:
@@ -96,17 +101,17 @@ class Twin:
         plain = not (p.softcap or p.alibi or p.kv_lengths)
         self._case = make_case("twin", p, q, k, v, d_o, lse=lse, doc_start=options.get("doc_start")) if plain else None  # type: ignore[arg-type]
         self._chained: Expected | None = None
-        self._buffers = {name: device.storage(array, label=name) for name, array in arrays.items()}
-        self._shapes = {"d_q": q.shape, "d_k": k.shape, "d_v": v.shape}
-        for name, shape in self._shapes.items():
-            self._buffers[name] = device.zeros(4 * int(np.prod(shape)), label=name)
+        self._buffers = {name: device.storage(placed(p, name, array), label=name) for name, array in arrays.items()}
+        for name in GRADIENTS:
+            self._buffers[name] = device.zeros(buffer_bytes(p)[name], label=name)
 
     def judge(self, recipe: Recipe) -> Verdict:
         """Runs a recipe for the twin and holds its gradients against float64. Raises as ``Plan`` and ``Plan.record`` do."""
         device = self.device
-        for name, shape in self._shapes.items():  # what is not written must show
+        sizes, shapes = buffer_bytes(self.problem), self.problem.shapes
+        for name in GRADIENTS:  # what is not written must show
             fill = 0.0 if name in recipe.problem.accumulate else np.nan
-            device.write(self._buffers[name], np.full(shape, fill, np.float32))
+            device.write(self._buffers[name], np.full(sizes[name] // 4, fill, np.float32))
         selection = Selection(problem=recipe.problem, profile=device.profile, candidates=(recipe,), refusals=())
         plan = Plan(selection, recipe, device)
         try:
@@ -117,9 +122,8 @@ class Twin:
                 device.raw.queue.submit([encoder.finish()])
             found = {}
             for name in GRADIENTS:
-                shape = self._shapes[name]
-                data = device.read(self._buffers[name], 4 * int(np.prod(shape)))
-                found[name] = np.frombuffer(data, np.float32).reshape(shape)
+                flat = np.frombuffer(device.read(self._buffers[name], sizes[name]), np.float32)
+                found[name] = gather(flat, self.problem.strides_of(name), shapes[name])
         finally:
             plan.release()
         right = self._expected

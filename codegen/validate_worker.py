@@ -28,11 +28,11 @@ from .device import Device, Pipeline, open_device
 from .errors import ArgumentError, DeviceError, WgslAttentionError
 from .manifest import smallest_profile, variant_of
 from .plan import Plan
-from .problem import GRADIENTS
 from .profile import PROFILES, builtin_profile
 from .recipe import Recipe
 from .reference import Gradients
 from .rope import rope_ratio
+from .run import run_plan
 from .select import Selection
 from .texts import rendered
 from .toolchains import LIMITS
@@ -192,21 +192,8 @@ def run_recipe(device: Device, recipe: Recipe) -> Verdict:
     problem = recipe.problem
     selection = Selection(problem=problem, profile=device.profile, candidates=(recipe,), refusals=())
     plan = Plan(selection, recipe, device)
-    arrays, right = cases.inputs(problem), cases.right(problem)
-    buffers = {name: device.storage(array, label=name) for name, array in arrays.items() if name in plan.buffers}
-    shapes = {name: getattr(right.gradients, name).shape for name in GRADIENTS}
-    for name in GRADIENTS:
-        fill = 0.0 if name in problem.accumulate else np.nan
-        buffers[name] = device.storage(np.full(shapes[name], fill, np.float32), label=name)
-    with device.guard("executing a recipe"):
-        encoder = device.raw.create_command_encoder()
-        plan.record(encoder, buffers)
-        device.raw.queue.submit([encoder.finish()])
-    found = {
-        name: np.frombuffer(device.read(buffers[name], plan.buffers[name]), np.float32).reshape(shapes[name])
-        for name in GRADIENTS
-    }
-    return right.judge(Gradients(**found))
+    found = run_plan(plan, cases.inputs(problem), before=np.nan)
+    return cases.right(problem).judge(Gradients(**found))
 
 
 def run_rope(device: Device, variant: Variant) -> tuple[float, str]:

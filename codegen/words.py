@@ -11,6 +11,7 @@ import numpy as np
 
 from .errors import ArgumentError
 from .problem import Problem
+from .strides import Strides
 from .variant import Binding
 
 
@@ -53,7 +54,14 @@ def uniform_values(problem: Problem) -> dict[str, float | int]:
         "hi_shift": never if mask.hi_shift is None else mask.hi_shift,
         "prefix": never if mask.prefix is None else mask.prefix,
         "prefix_shift": mask.prefix_shift,
+        **{word: value for name in problem.shapes for word, value in stride_values(name, problem.strides_of(name)).items()},
     }
+
+
+def stride_values(role: str, strides: Strides, part: int = 0) -> dict[str, int]:
+    """The words that place a tensor, by the names that ``tiled_rows.stride_words`` gives them; ``part`` is from part to part."""
+    numbers = {"offset": strides.offset, "batch": strides.batch, "row": strides.row, "head": strides.head, "part": part}
+    return {f"{role}_{name}": number for name, number in numbers.items()}
 
 
 def pack_words(binding: Binding, values: Mapping[str, float | int]) -> np.ndarray[Any, np.dtype[np.uint32]]:

@@ -132,6 +132,7 @@ export const NAMES = Object.freeze([
   "attention_intervals_rows64_wholedocuments",
   "attention_intervals_rows64_wholedocuments_kvlengths",
   "attention_reduce_wg128",
+  "attention_reduce_wg128_strided",
   "attention_rows_wg64_rows128_kcols128_span128",
   "attention_rows_wg64_rows128_kcols128_span128_delta",
   "attention_rows_wg64_rows128_kcols128_span128_o",

@@ -12,8 +12,9 @@ from conftest import skip_without
 from wgsl_attention import accuracy, algorithms, reference
 from wgsl_attention.device import Device, open_device
 from wgsl_attention.kernels import AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
+from wgsl_attention.mask import Mask
 from wgsl_attention.plan import Plan
-from wgsl_attention.problem import GRADIENTS, Mask, Problem
+from wgsl_attention.problem import GRADIENTS, Problem
 from wgsl_attention.recipe import Recipe
 from wgsl_attention.reference import Gradients
 from wgsl_attention.select import Selection

@@ -11,7 +11,8 @@ import pytest
 from wgsl_attention import accuracy, reference
 from wgsl_attention.accuracy import Expected
 from wgsl_attention.errors import ArgumentError
-from wgsl_attention.problem import GRADIENTS, Mask, Problem
+from wgsl_attention.mask import Mask
+from wgsl_attention.problem import GRADIENTS, Problem
 from wgsl_attention.reference import Gradients
 
 PROBLEM = Problem(batch=2, q_len=150, kv_len=150, heads=4, kv_heads=2, head_dim=32, mask=Mask.causal())

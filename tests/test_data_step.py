@@ -24,7 +24,8 @@ from conftest import skip_without
 from reference_host import Host, modules
 from wgsl_attention import accuracy, attention_backward, reference
 from wgsl_attention.device import Device
-from wgsl_attention.problem import GRADIENTS, Mask, Problem
+from wgsl_attention.mask import Mask
+from wgsl_attention.problem import GRADIENTS, Problem
 from wgsl_attention.reference import Gradients
 
 Array = np.ndarray[Any, Any]

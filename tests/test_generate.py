@@ -17,7 +17,8 @@ from wgsl_attention import build, catalog, generated, manifest
 from wgsl_attention.catalog import FAMILIES
 from wgsl_attention.errors import ArgumentError, ManifestError
 from wgsl_attention.kernels import AttentionBackward
-from wgsl_attention.problem import Mask, Problem
+from wgsl_attention.mask import Mask
+from wgsl_attention.problem import Problem
 from wgsl_attention.render import render
 from wgsl_attention.variant import MAX_WORKGROUPS, RenderedVariant
 

@@ -15,7 +15,8 @@ from wgsl_attention.device import Device, open_device
 from wgsl_attention.errors import ArgumentError, DeviceError
 from wgsl_attention.gradcases import Case, case_from_file, synthetic_case, synthetic_cases
 from wgsl_attention.gradcheck import Check, judge_rope, run_checks
-from wgsl_attention.problem import Mask, Problem
+from wgsl_attention.mask import Mask
+from wgsl_attention.problem import Problem
 from wgsl_attention.reference import Gradients, rope_backward
 
 REAL_STEP = Path(__file__).parent / "data" / "real_step.npz"
@@ -70,14 +71,14 @@ def test_an_unknown_algorithm(gpu: Device) -> None:
 
 
 def test_a_wrong_kernel_fails(gpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = gradcheck.attention_backward
+    right = gradcheck.run_plan
 
     def wrong(*arrays: object, **options: object) -> object:
         found = right(*arrays, **options)
-        found.d_k[:, 3] *= np.float32(1 + 1e-4)
+        found["d_k"][:, 3] *= np.float32(1 + 1e-4)
         return found
 
-    monkeypatch.setattr(gradcheck, "attention_backward", wrong)
+    monkeypatch.setattr(gradcheck, "run_plan", wrong)
     checks = run_checks([small()], device=gpu, algorithm="streaming")
     failed = [check for check in checks if check.status == "fail"]
     assert len(failed) == 2 and all([j.name for j in c.judgements if not j.ok] == ["d_k"] for c in failed)
@@ -87,7 +88,7 @@ def test_a_kernel_that_does_not_compile_fails_and_the_rest_goes_on(gpu: Device, 
     def broken(*_: object, **__: object) -> object:
         raise DeviceError("compiling: the driver says no")
 
-    monkeypatch.setattr(gradcheck, "attention_backward", broken)
+    monkeypatch.setattr(gradcheck, "run_plan", broken)
     checks = run_checks([small()], device=gpu)
     found = by_status(checks)
     assert found["fail"] and found["pass"] == {"rope"}

@@ -24,7 +24,8 @@ from wgsl_attention.kernels import (
     AttentionBackwardShort,
     AttentionBackwardShortDkdv,
 )
-from wgsl_attention.problem import GRADIENTS, Align, Mask, Problem
+from wgsl_attention.mask import Align, Mask
+from wgsl_attention.problem import GRADIENTS, Problem
 from wgsl_attention.recipe import Recipe
 from wgsl_attention.reference import Gradients
 from wgsl_attention.render import render

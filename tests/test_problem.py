@@ -10,7 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from wgsl_attention.errors import ArgumentError, WgslAttentionError
-from wgsl_attention.problem import ALIGNMENTS, MAX_HEAD_DIM, MAX_LENGTH, Align, Interval, Mask, Problem
+from wgsl_attention.mask import ALIGNMENTS, Align, Interval, Mask
+from wgsl_attention.problem import MAX_HEAD_DIM, MAX_LENGTH, Problem
 from wgsl_attention.reference import key_intervals
 
 FIXED = settings(

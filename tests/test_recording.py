@@ -100,7 +100,11 @@ BAD_SCRATCH: dict[str, tuple[Callable[[Device, dict[str, Any], list[Any], dict[s
     ),
     "too few": (lambda d, n, f, b: f[0], "scratch", "got 1 buffers; want "),
     "one twice": (lambda d, n, f, b: 2 * [d.zeros(4 << 20)] + f[2:], "scratch", "one buffer twice"),
-    "strides": (lambda d, n, f, b: {**n, "scores": (n["scores"], 0, 1 << 20, 64)}, "scores", "a tuple of 4.*no strides"),
+    "strides": (
+        lambda d, n, f, b: {**n, "scores": (n["scores"], 0, 1 << 20, 64)},
+        "scores",
+        "tuple of 4.*strides are the problem",
+    ),
 }
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from wgsl_attention import reference
 from wgsl_attention.errors import ArgumentError
-from wgsl_attention.problem import GRADIENTS, Mask, Problem
+from wgsl_attention.mask import Mask
+from wgsl_attention.problem import GRADIENTS, Problem
 from wgsl_attention.reference import Gradients
 
 DOCUMENTS = np.array([0, 0, 0, 3, 3, 5, 6])

@@ -16,7 +16,7 @@ from reference_host import CONTRACT, Host, modules
 from wgsl_attention import generated, manifest, reference
 from wgsl_attention.accuracy import Expected
 from wgsl_attention.kernels import AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
-from wgsl_attention.problem import Mask
+from wgsl_attention.mask import Mask
 from wgsl_attention.reference import Gradients
 from wgsl_attention.render import render
 

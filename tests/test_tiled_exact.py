@@ -16,7 +16,8 @@ from attention import Array, documents, wgpu_device
 from tiled_cases import GUARDS, Call, Run, assert_same_bits, call, check, problem, recipe, small
 from wgsl_attention import catalog, reference
 from wgsl_attention.device import Device
-from wgsl_attention.problem import GRADIENTS, Mask, Problem
+from wgsl_attention.mask import Mask
+from wgsl_attention.problem import GRADIENTS, Problem
 from wgsl_attention.reference import Gradients
 from wgsl_attention.render import render
 from wgsl_attention.tiled_recipe import tiled

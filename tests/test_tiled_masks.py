@@ -12,7 +12,8 @@ import pytest
 from attention import Array, documents, wgpu_device
 from tiled_cases import GUARDS, Call, Run, assert_same_bits, call, check, problem, recipe
 from wgsl_attention.device import Device
-from wgsl_attention.problem import GRADIENTS, Align, Mask, Problem
+from wgsl_attention.mask import Align, Mask
+from wgsl_attention.problem import GRADIENTS, Problem
 
 KINDS = ("16k", "small")
 CAUSAL, WHOLE = Mask.documents(), Mask.documents(causal=False)

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from tiled_cases import Call, Run, call, check, problem, recipe, small
 from wgsl_attention.device import Device
 from wgsl_attention.errors import ArgumentError, VariantError
-from wgsl_attention.problem import Mask, Problem
+from wgsl_attention.mask import Mask
+from wgsl_attention.problem import Problem
 from wgsl_attention.profile import PROFILES, DeviceProfile
 from wgsl_attention.recipe import Recipe
 from wgsl_attention.select import select

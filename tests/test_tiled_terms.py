@@ -10,7 +10,8 @@ import wgsl_attention as wa
 from attention import wgpu_device
 from wgsl_attention import accuracy, reference
 from wgsl_attention.device import Device
-from wgsl_attention.problem import Mask, Problem
+from wgsl_attention.mask import Mask
+from wgsl_attention.problem import Problem
 
 SLOPES = np.array([0.5, 0.25, 0.125, 0.0625], np.float32)
 

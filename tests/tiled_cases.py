@@ -15,8 +15,9 @@ import pytest
 from attention import SENTINEL, Array, documents
 from wgsl_attention import accuracy, reference
 from wgsl_attention.device import Device
+from wgsl_attention.mask import Mask
 from wgsl_attention.plan import Plan
-from wgsl_attention.problem import GRADIENTS, Mask, Problem
+from wgsl_attention.problem import GRADIENTS, Problem
 from wgsl_attention.recipe import Recipe
 from wgsl_attention.reference import Gradients
 from wgsl_attention.select import Selection

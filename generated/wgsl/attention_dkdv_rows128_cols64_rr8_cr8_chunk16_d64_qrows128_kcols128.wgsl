@@ -34,6 +34,24 @@ struct Call {
     query_parts: u32,
     add_k: u32,
     add_v: u32,
+    q_offset: u32,
+    q_batch: u32,
+    q_row: u32,
+    q_head: u32,
+    d_o_offset: u32,
+    d_o_batch: u32,
+    d_o_row: u32,
+    d_o_head: u32,
+    d_k_offset: u32,
+    d_k_batch: u32,
+    d_k_row: u32,
+    d_k_head: u32,
+    d_k_part: u32,
+    d_v_offset: u32,
+    d_v_batch: u32,
+    d_v_row: u32,
+    d_v_head: u32,
+    d_v_part: u32,
 }
 
 @group(0) @binding(0) var<storage, read> q: array<vec4<f32>>;
@@ -78,22 +96,35 @@ fn base_of(hull: vec4<i32>) -> u32 {
     return u32(hull.x) / 128u * 128u;
 }
 
-fn read_q(row: u32, position: u32, channel: u32) -> vec4<f32> {
-    if (position >= call.q_len) {
-        return vec4<f32>();
-    }
-    return q[row * HEAD_DIM + channel];
+fn q_start(batch: u32, head: u32) -> u32 {
+    return (call.q_offset + batch * call.q_batch + head * call.q_head) / 4u;
 }
 
-fn read_d_o(row: u32, position: u32, channel: u32) -> vec4<f32> {
+fn read_q(start: u32, position: u32, channel: u32) -> vec4<f32> {
     if (position >= call.q_len) {
         return vec4<f32>();
     }
-    return d_o[row * V_HEAD_DIM + channel];
+    return q[start + position * (call.q_row / 4u) + channel];
+}
+
+fn d_o_start(batch: u32, head: u32) -> u32 {
+    return (call.d_o_offset + batch * call.d_o_batch + head * call.d_o_head) / 4u;
+}
+
+fn read_d_o(start: u32, position: u32, channel: u32) -> vec4<f32> {
+    if (position >= call.q_len) {
+        return vec4<f32>();
+    }
+    return d_o[start + position * (call.d_o_row / 4u) + channel];
+}
+
+fn d_k_row_at(part: u32, batch: u32, position: u32, head: u32) -> u32 {
+    let at = call.d_k_offset + part * call.d_k_part + batch * call.d_k_batch + position * call.d_k_row + head * call.d_k_head;
+    return at / 4u;
 }
 
 fn write_d_k(row: u32, channel: u32, x: vec4<f32>, add: bool) {
-    let at = row * HEAD_DIM + channel;
+    let at = row + channel;
     if (add) {
         d_k[at] = guard_result(d_k[at] + guard_result(x));
     } else {
@@ -101,8 +132,13 @@ fn write_d_k(row: u32, channel: u32, x: vec4<f32>, add: bool) {
     }
 }
 
+fn d_v_row_at(part: u32, batch: u32, position: u32, head: u32) -> u32 {
+    let at = call.d_v_offset + part * call.d_v_part + batch * call.d_v_batch + position * call.d_v_row + head * call.d_v_head;
+    return at / 4u;
+}
+
 fn write_d_v(row: u32, channel: u32, x: vec4<f32>, add: bool) {
-    let at = row * V_HEAD_DIM + channel;
+    let at = row + channel;
     if (add) {
         d_v[at] = guard_result(d_v[at] + guard_result(x));
     } else {
@@ -190,6 +226,8 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
         var queries = 0u;
         while (h < group && queries < SUM_ROWS) {
             let first_row = block * QUERY_ROWS + chunk;  // of the strip
+            let q_first = q_start(batch, kv_head * group + h);
+            let d_o_first = d_o_start(batch, kv_head * group + h);
             workgroupBarrier();  // the chunk before has been read
             {
                 let entry = tid + 0u;
@@ -242,9 +280,8 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             {
                 let entry = tid + 0u;
                 let position = call.row_first + first_row + entry / 16u;
-                let source = (batch * call.q_len + position) * call.heads + kv_head * group + h;
-                let q_row = read_q(source, position, first_channel + entry % 16u);
-                let do_row = read_d_o(source, position, first_channel + entry % 16u);
+                let q_row = read_q(q_first, position, first_channel + entry % 16u);
+                let do_row = read_d_o(d_o_first, position, first_channel + entry % 16u);
                 if (whole) {
                     q_tile[entry] = q_row;
                     do_tile[entry] = do_row;
@@ -256,9 +293,8 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             {
                 let entry = tid + 128u;
                 let position = call.row_first + first_row + entry / 16u;
-                let source = (batch * call.q_len + position) * call.heads + kv_head * group + h;
-                let q_row = read_q(source, position, first_channel + entry % 16u);
-                let do_row = read_d_o(source, position, first_channel + entry % 16u);
+                let q_row = read_q(q_first, position, first_channel + entry % 16u);
+                let do_row = read_d_o(d_o_first, position, first_channel + entry % 16u);
                 if (whole) {
                     q_tile[entry] = q_row;
                     do_tile[entry] = do_row;
@@ -342,81 +378,89 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
         {
             let key = first_key + row + 0u;
             if (key < call.kv_len) {
-                let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
-                write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_0_0, added || call.add_k != 0u);
-                write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_0_0, added || call.add_v != 0u);
-                write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_0_1, added || call.add_k != 0u);
-                write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_0_1, added || call.add_v != 0u);
+                let d_k_row = d_k_row_at(part, batch, key, kv_head);
+                let d_v_row = d_v_row_at(part, batch, key, kv_head);
+                write_d_k(d_k_row, first_channel + col + 0u * COL_THREADS, dk_0_0, added || call.add_k != 0u);
+                write_d_v(d_v_row, first_channel + col + 0u * COL_THREADS, dv_0_0, added || call.add_v != 0u);
+                write_d_k(d_k_row, first_channel + col + 1u * COL_THREADS, dk_0_1, added || call.add_k != 0u);
+                write_d_v(d_v_row, first_channel + col + 1u * COL_THREADS, dv_0_1, added || call.add_v != 0u);
             }
         }
         {
             let key = first_key + row + 1u;
             if (key < call.kv_len) {
-                let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
-                write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_1_0, added || call.add_k != 0u);
-                write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_1_0, added || call.add_v != 0u);
-                write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_1_1, added || call.add_k != 0u);
-                write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_1_1, added || call.add_v != 0u);
+                let d_k_row = d_k_row_at(part, batch, key, kv_head);
+                let d_v_row = d_v_row_at(part, batch, key, kv_head);
+                write_d_k(d_k_row, first_channel + col + 0u * COL_THREADS, dk_1_0, added || call.add_k != 0u);
+                write_d_v(d_v_row, first_channel + col + 0u * COL_THREADS, dv_1_0, added || call.add_v != 0u);
+                write_d_k(d_k_row, first_channel + col + 1u * COL_THREADS, dk_1_1, added || call.add_k != 0u);
+                write_d_v(d_v_row, first_channel + col + 1u * COL_THREADS, dv_1_1, added || call.add_v != 0u);
             }
         }
         {
             let key = first_key + row + 2u;
             if (key < call.kv_len) {
-                let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
-                write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_2_0, added || call.add_k != 0u);
-                write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_2_0, added || call.add_v != 0u);
-                write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_2_1, added || call.add_k != 0u);
-                write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_2_1, added || call.add_v != 0u);
+                let d_k_row = d_k_row_at(part, batch, key, kv_head);
+                let d_v_row = d_v_row_at(part, batch, key, kv_head);
+                write_d_k(d_k_row, first_channel + col + 0u * COL_THREADS, dk_2_0, added || call.add_k != 0u);
+                write_d_v(d_v_row, first_channel + col + 0u * COL_THREADS, dv_2_0, added || call.add_v != 0u);
+                write_d_k(d_k_row, first_channel + col + 1u * COL_THREADS, dk_2_1, added || call.add_k != 0u);
+                write_d_v(d_v_row, first_channel + col + 1u * COL_THREADS, dv_2_1, added || call.add_v != 0u);
             }
         }
         {
             let key = first_key + row + 3u;
             if (key < call.kv_len) {
-                let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
-                write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_3_0, added || call.add_k != 0u);
-                write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_3_0, added || call.add_v != 0u);
-                write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_3_1, added || call.add_k != 0u);
-                write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_3_1, added || call.add_v != 0u);
+                let d_k_row = d_k_row_at(part, batch, key, kv_head);
+                let d_v_row = d_v_row_at(part, batch, key, kv_head);
+                write_d_k(d_k_row, first_channel + col + 0u * COL_THREADS, dk_3_0, added || call.add_k != 0u);
+                write_d_v(d_v_row, first_channel + col + 0u * COL_THREADS, dv_3_0, added || call.add_v != 0u);
+                write_d_k(d_k_row, first_channel + col + 1u * COL_THREADS, dk_3_1, added || call.add_k != 0u);
+                write_d_v(d_v_row, first_channel + col + 1u * COL_THREADS, dv_3_1, added || call.add_v != 0u);
             }
         }
         {
             let key = first_key + row + 4u;
             if (key < call.kv_len) {
-                let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
-                write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_4_0, added || call.add_k != 0u);
-                write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_4_0, added || call.add_v != 0u);
-                write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_4_1, added || call.add_k != 0u);
-                write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_4_1, added || call.add_v != 0u);
+                let d_k_row = d_k_row_at(part, batch, key, kv_head);
+                let d_v_row = d_v_row_at(part, batch, key, kv_head);
+                write_d_k(d_k_row, first_channel + col + 0u * COL_THREADS, dk_4_0, added || call.add_k != 0u);
+                write_d_v(d_v_row, first_channel + col + 0u * COL_THREADS, dv_4_0, added || call.add_v != 0u);
+                write_d_k(d_k_row, first_channel + col + 1u * COL_THREADS, dk_4_1, added || call.add_k != 0u);
+                write_d_v(d_v_row, first_channel + col + 1u * COL_THREADS, dv_4_1, added || call.add_v != 0u);
             }
         }
         {
             let key = first_key + row + 5u;
             if (key < call.kv_len) {
-                let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
-                write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_5_0, added || call.add_k != 0u);
-                write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_5_0, added || call.add_v != 0u);
-                write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_5_1, added || call.add_k != 0u);
-                write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_5_1, added || call.add_v != 0u);
+                let d_k_row = d_k_row_at(part, batch, key, kv_head);
+                let d_v_row = d_v_row_at(part, batch, key, kv_head);
+                write_d_k(d_k_row, first_channel + col + 0u * COL_THREADS, dk_5_0, added || call.add_k != 0u);
+                write_d_v(d_v_row, first_channel + col + 0u * COL_THREADS, dv_5_0, added || call.add_v != 0u);
+                write_d_k(d_k_row, first_channel + col + 1u * COL_THREADS, dk_5_1, added || call.add_k != 0u);
+                write_d_v(d_v_row, first_channel + col + 1u * COL_THREADS, dv_5_1, added || call.add_v != 0u);
             }
         }
         {
             let key = first_key + row + 6u;
             if (key < call.kv_len) {
-                let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
-                write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_6_0, added || call.add_k != 0u);
-                write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_6_0, added || call.add_v != 0u);
-                write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_6_1, added || call.add_k != 0u);
-                write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_6_1, added || call.add_v != 0u);
+                let d_k_row = d_k_row_at(part, batch, key, kv_head);
+                let d_v_row = d_v_row_at(part, batch, key, kv_head);
+                write_d_k(d_k_row, first_channel + col + 0u * COL_THREADS, dk_6_0, added || call.add_k != 0u);
+                write_d_v(d_v_row, first_channel + col + 0u * COL_THREADS, dv_6_0, added || call.add_v != 0u);
+                write_d_k(d_k_row, first_channel + col + 1u * COL_THREADS, dk_6_1, added || call.add_k != 0u);
+                write_d_v(d_v_row, first_channel + col + 1u * COL_THREADS, dv_6_1, added || call.add_v != 0u);
             }
         }
         {
             let key = first_key + row + 7u;
             if (key < call.kv_len) {
-                let target_row = ((part * call.batch + batch) * call.kv_len + key) * call.kv_heads + kv_head;
-                write_d_k(target_row, first_channel + col + 0u * COL_THREADS, dk_7_0, added || call.add_k != 0u);
-                write_d_v(target_row, first_channel + col + 0u * COL_THREADS, dv_7_0, added || call.add_v != 0u);
-                write_d_k(target_row, first_channel + col + 1u * COL_THREADS, dk_7_1, added || call.add_k != 0u);
-                write_d_v(target_row, first_channel + col + 1u * COL_THREADS, dv_7_1, added || call.add_v != 0u);
+                let d_k_row = d_k_row_at(part, batch, key, kv_head);
+                let d_v_row = d_v_row_at(part, batch, key, kv_head);
+                write_d_k(d_k_row, first_channel + col + 0u * COL_THREADS, dk_7_0, added || call.add_k != 0u);
+                write_d_v(d_v_row, first_channel + col + 0u * COL_THREADS, dv_7_0, added || call.add_v != 0u);
+                write_d_k(d_k_row, first_channel + col + 1u * COL_THREADS, dk_7_1, added || call.add_k != 0u);
+                write_d_v(d_v_row, first_channel + col + 1u * COL_THREADS, dv_7_1, added || call.add_v != 0u);
             }
         }
         if (h >= group) {

@@ -31,6 +31,15 @@ struct Call {
     batch: u32,
     key_parts: u32,
     add_q: u32,
+    k_offset: u32,
+    k_batch: u32,
+    k_row: u32,
+    k_head: u32,
+    d_q_offset: u32,
+    d_q_batch: u32,
+    d_q_row: u32,
+    d_q_head: u32,
+    d_q_part: u32,
 }
 
 @group(0) @binding(0) var<storage, read> k: array<vec4<f32>>;
@@ -71,15 +80,24 @@ fn base_of(hull: vec4<i32>) -> u32 {
     return u32(hull.x) / 128u * 128u;
 }
 
-fn read_k(row: u32, position: u32, channel: u32) -> vec4<f32> {
+fn k_start(batch: u32, head: u32) -> u32 {
+    return (call.k_offset + batch * call.k_batch + head * call.k_head) / 4u;
+}
+
+fn read_k(start: u32, position: u32, channel: u32) -> vec4<f32> {
     if (position >= call.kv_len) {
         return vec4<f32>();
     }
-    return k[row * HEAD_DIM + channel];
+    return k[start + position * (call.k_row / 4u) + channel];
+}
+
+fn d_q_row_at(part: u32, batch: u32, position: u32, head: u32) -> u32 {
+    let at = call.d_q_offset + part * call.d_q_part + batch * call.d_q_batch + position * call.d_q_row + head * call.d_q_head;
+    return at / 4u;
 }
 
 fn write_d_q(row: u32, channel: u32, x: vec4<f32>, add: bool) {
-    let at = row * HEAD_DIM + channel;
+    let at = row + channel;
     if (add) {
         d_q[at] = guard_result(d_q[at] + guard_result(x));
     } else {
@@ -108,6 +126,7 @@ fn attention_dq(
     let row = tid / COL_THREADS * 8u;  // this thread's first query of the block
     let col = tid % COL_THREADS;  // its channels are the vec4 col, col + COL_THREADS, …
     let hull = hull_of(batch, first_query / QUERY_ROWS);
+    let k_first = k_start(batch, kv_head);
 
     var dq_0_0 = vec4<f32>();
     var dq_1_0 = vec4<f32>();
@@ -164,8 +183,7 @@ fn attention_dq(
         {
             let entry = tid + 0u;
             let position = key + entry / 12u;
-            let source = (batch * call.kv_len + position) * call.kv_heads + kv_head;
-            let k_row = read_k(source, position, first_channel + entry % 12u);
+            let k_row = read_k(k_first, position, first_channel + entry % 12u);
             if (whole) {
                 k_tile[entry] = k_row;
             } else {
@@ -225,56 +243,56 @@ fn attention_dq(
     {
         let query = first_query + row + 0u;
         if (query < call.q_len) {
-            let target_row = ((part * call.batch + batch) * call.q_len + query) * call.heads + head;
+            let target_row = d_q_row_at(part, batch, query, head);
             write_d_q(target_row, first_channel + col + 0u * COL_THREADS, dq_0_0, call.add_q != 0u);
         }
     }
     {
         let query = first_query + row + 1u;
         if (query < call.q_len) {
-            let target_row = ((part * call.batch + batch) * call.q_len + query) * call.heads + head;
+            let target_row = d_q_row_at(part, batch, query, head);
             write_d_q(target_row, first_channel + col + 0u * COL_THREADS, dq_1_0, call.add_q != 0u);
         }
     }
     {
         let query = first_query + row + 2u;
         if (query < call.q_len) {
-            let target_row = ((part * call.batch + batch) * call.q_len + query) * call.heads + head;
+            let target_row = d_q_row_at(part, batch, query, head);
             write_d_q(target_row, first_channel + col + 0u * COL_THREADS, dq_2_0, call.add_q != 0u);
         }
     }
     {
         let query = first_query + row + 3u;
         if (query < call.q_len) {
-            let target_row = ((part * call.batch + batch) * call.q_len + query) * call.heads + head;
+            let target_row = d_q_row_at(part, batch, query, head);
             write_d_q(target_row, first_channel + col + 0u * COL_THREADS, dq_3_0, call.add_q != 0u);
         }
     }
     {
         let query = first_query + row + 4u;
         if (query < call.q_len) {
-            let target_row = ((part * call.batch + batch) * call.q_len + query) * call.heads + head;
+            let target_row = d_q_row_at(part, batch, query, head);
             write_d_q(target_row, first_channel + col + 0u * COL_THREADS, dq_4_0, call.add_q != 0u);
         }
     }
     {
         let query = first_query + row + 5u;
         if (query < call.q_len) {
-            let target_row = ((part * call.batch + batch) * call.q_len + query) * call.heads + head;
+            let target_row = d_q_row_at(part, batch, query, head);
             write_d_q(target_row, first_channel + col + 0u * COL_THREADS, dq_5_0, call.add_q != 0u);
         }
     }
     {
         let query = first_query + row + 6u;
         if (query < call.q_len) {
-            let target_row = ((part * call.batch + batch) * call.q_len + query) * call.heads + head;
+            let target_row = d_q_row_at(part, batch, query, head);
             write_d_q(target_row, first_channel + col + 0u * COL_THREADS, dq_6_0, call.add_q != 0u);
         }
     }
     {
         let query = first_query + row + 7u;
         if (query < call.q_len) {
-            let target_row = ((part * call.batch + batch) * call.q_len + query) * call.heads + head;
+            let target_row = d_q_row_at(part, batch, query, head);
             write_d_q(target_row, first_channel + col + 0u * COL_THREADS, dq_7_0, call.add_q != 0u);
         }
     }

@@ -1,4 +1,4 @@
-// attention_reduce_wg128: the sum of a gradient's parts, [part, element], in their order.
+// attention_reduce_wg128: the sum of a gradient's parts, [part, batch, position, head, channel], in their order.
 //
 // A thread owns one element; thread number over x and y of the dispatch.
 
@@ -31,9 +31,10 @@ fn attention_reduce(@builtin(global_invocation_id) thread: vec3<u32>, @builtin(n
     for (var part = 0u; part < call.parts; part++) {
         sum += parts_of[part * call.count + i];
     }
+    let at = i;
     if (call.add != 0u) {
-        total[i] = guard_result(total[i] + guard_result(sum));
+        total[at] = guard_result(total[at] + guard_result(sum));
     } else {
-        total[i] = guard_result(sum);
+        total[at] = guard_result(sum);
     }
 }

@@ -55,6 +55,7 @@ fn attention_rows(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     }
     let slot = call.slot_first + workgroup.y;
     let batch = slot / call.heads;
+    let head = slot % call.heads;
     let hull = hull_of(batch, query / 128u);
 
     var sum = vec2<f32>();

@@ -20,6 +20,18 @@ struct Call {
     key_stride: u32,
     spans: u32,
     batch: u32,
+    o_offset: u32,
+    o_batch: u32,
+    o_row: u32,
+    o_head: u32,
+    d_o_offset: u32,
+    d_o_batch: u32,
+    d_o_row: u32,
+    d_o_head: u32,
+    lse_offset: u32,
+    lse_batch: u32,
+    lse_row: u32,
+    lse_head: u32,
 }
 
 @group(0) @binding(0) var<storage, read> row_sums: array<vec2<f32>>;
@@ -32,6 +44,14 @@ struct Call {
 
 fn is_finite(x: f32) -> bool {
     return (bitcast<u32>(x) & 0x7f800000u) != 0x7f800000u;
+}
+
+fn o_start(batch: u32, head: u32) -> u32 {
+    return call.o_offset + batch * call.o_batch + head * call.o_head;
+}
+
+fn d_o_start(batch: u32, head: u32) -> u32 {
+    return call.d_o_offset + batch * call.d_o_batch + head * call.d_o_head;
 }
 
 // The hull of a block of queries: least lo, greatest lo, least hi, greatest hi.
@@ -59,6 +79,7 @@ fn attention_rows(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     }
     let slot = call.slot_first + workgroup.y;
     let batch = slot / call.heads;
+    let head = slot % call.heads;
     let hull = hull_of(batch, query / 128u);
 
     var sum = vec2<f32>();
@@ -68,7 +89,7 @@ fn attention_rows(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             sum += row_sums[at * call.spans + span];
         }
     }
-    let row_lse = lse[(batch * call.q_len + query) * call.heads + slot % call.heads];
+    let row_lse = lse[call.lse_offset + batch * call.lse_batch + query * call.lse_row + head * call.lse_head];
     // Recomputed scores and the lse differ by rounding, so Σ P is 1 + ε with ε the same for the whole row, and dividing by it
     // cancels that in dP − D. Only rounding is corrected so: an lse that covers more keys than these (a sink, keys held
     // elsewhere) has Σ P below 1, and stays as it is.
@@ -79,11 +100,12 @@ fn attention_rows(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     let sum_p = select(1.0, sum.x, rounding);
     var row_delta = sum.y / sum_p;
     if (!rounding) {
-        let row = ((batch * call.q_len + query) * call.heads + slot % call.heads) * call.v_head_dim;
+        let o_row = o_start(batch, head) + query * call.o_row;
+        let d_o_row = d_o_start(batch, head) + query * call.d_o_row;
         var terms = vec4<f32>();
         for (var c = 0u; c < call.v_head_dim; c += 4u) {
             for (var i = 0u; i < min(4u, call.v_head_dim - c); i++) {
-                terms[i] = fma(d_o[row + c + i], o[row + c + i], terms[i]);
+                terms[i] = fma(d_o[d_o_row + c + i], o[o_row + c + i], terms[i]);
             }
         }
         row_delta = (terms.x + terms.y) + (terms.z + terms.w);

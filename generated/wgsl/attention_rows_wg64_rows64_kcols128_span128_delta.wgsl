@@ -19,6 +19,14 @@ struct Call {
     key_stride: u32,
     spans: u32,
     batch: u32,
+    delta_offset: u32,
+    delta_batch: u32,
+    delta_row: u32,
+    delta_head: u32,
+    lse_offset: u32,
+    lse_batch: u32,
+    lse_row: u32,
+    lse_head: u32,
 }
 
 @group(0) @binding(0) var<storage, read> row_sums: array<vec2<f32>>;
@@ -57,6 +65,7 @@ fn attention_rows(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     }
     let slot = call.slot_first + workgroup.y;
     let batch = slot / call.heads;
+    let head = slot % call.heads;
     let hull = hull_of(batch, query / 64u);
 
     var sum = vec2<f32>();
@@ -66,7 +75,7 @@ fn attention_rows(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             sum += row_sums[at * call.spans + span];
         }
     }
-    let row_lse = lse[(batch * call.q_len + query) * call.heads + slot % call.heads];
+    let row_lse = lse[call.lse_offset + batch * call.lse_batch + query * call.lse_row + head * call.lse_head];
     // Recomputed scores and the lse differ by rounding, so Σ P is 1 + ε with ε the same for the whole row, and dividing by it
     // cancels that in dP − D. Only rounding is corrected so: an lse that covers more keys than these (a sink, keys held
     // elsewhere) has Σ P below 1, and stays as it is.
@@ -75,5 +84,5 @@ fn attention_rows(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     let limit = min(0.0009765625, 9.5367431640625e-07 * (16.0 + abs(row_lse)));
     let rounding = is_finite(sum.x) & (abs(sum.x - 1.0) <= limit);
     let sum_p = select(1.0, sum.x, rounding);
-    row_terms[at] = vec2<f32>(1.0 / sum_p, delta[(batch * call.q_len + query) * call.heads + slot % call.heads]);
+    row_terms[at] = vec2<f32>(1.0 / sum_p, delta[call.delta_offset + batch * call.delta_batch + query * call.delta_row + head * call.delta_head]);
 }

@@ -33,6 +33,26 @@ struct Call {
     key_stride: u32,
     spans: u32,
     batch: u32,
+    q_offset: u32,
+    q_batch: u32,
+    q_row: u32,
+    q_head: u32,
+    k_offset: u32,
+    k_batch: u32,
+    k_row: u32,
+    k_head: u32,
+    v_offset: u32,
+    v_batch: u32,
+    v_row: u32,
+    v_head: u32,
+    d_o_offset: u32,
+    d_o_batch: u32,
+    d_o_row: u32,
+    d_o_head: u32,
+    lse_offset: u32,
+    lse_batch: u32,
+    lse_row: u32,
+    lse_head: u32,
 }
 
 @group(0) @binding(0) var<storage, read> q: array<vec4<f32>>;
@@ -75,32 +95,48 @@ fn base_of(hull: vec4<i32>) -> u32 {
     return u32(hull.x) / 64u * 64u;
 }
 
-fn read_q(row: u32, position: u32, channel: u32) -> vec4<f32> {
+fn q_start(batch: u32, head: u32) -> u32 {
+    return (call.q_offset + batch * call.q_batch + head * call.q_head) / 4u;
+}
+
+fn read_q(start: u32, position: u32, channel: u32) -> vec4<f32> {
     if (position >= call.q_len) {
         return vec4<f32>();
     }
-    return q[row * HEAD_DIM + channel];
+    return q[start + position * (call.q_row / 4u) + channel];
 }
 
-fn read_k(row: u32, position: u32, channel: u32) -> vec4<f32> {
+fn k_start(batch: u32, head: u32) -> u32 {
+    return (call.k_offset + batch * call.k_batch + head * call.k_head) / 4u;
+}
+
+fn read_k(start: u32, position: u32, channel: u32) -> vec4<f32> {
     if (position >= call.kv_len) {
         return vec4<f32>();
     }
-    return k[row * HEAD_DIM + channel];
+    return k[start + position * (call.k_row / 4u) + channel];
 }
 
-fn read_v(row: u32, position: u32, channel: u32) -> vec4<f32> {
+fn v_start(batch: u32, head: u32) -> u32 {
+    return (call.v_offset + batch * call.v_batch + head * call.v_head) / 4u;
+}
+
+fn read_v(start: u32, position: u32, channel: u32) -> vec4<f32> {
     if (position >= call.kv_len) {
         return vec4<f32>();
     }
-    return v[row * V_HEAD_DIM + channel];
+    return v[start + position * (call.v_row / 4u) + channel];
 }
 
-fn read_d_o(row: u32, position: u32, channel: u32) -> vec4<f32> {
+fn d_o_start(batch: u32, head: u32) -> u32 {
+    return (call.d_o_offset + batch * call.d_o_batch + head * call.d_o_head) / 4u;
+}
+
+fn read_d_o(start: u32, position: u32, channel: u32) -> vec4<f32> {
     if (position >= call.q_len) {
         return vec4<f32>();
     }
-    return d_o[row * V_HEAD_DIM + channel];
+    return d_o[start + position * (call.d_o_row / 4u) + channel];
 }
 
 @compute @workgroup_size(128, 1, 1)
@@ -117,30 +153,34 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
     let row = tid / COL_THREADS * 8u;  // this thread's first row of the block
     let col = tid % COL_THREADS;  // its columns are the pairs of keys col, col + COL_THREADS, …: the even keys first, then the odd
     let strip_row = workgroup.z * call.strip_rows + workgroup.y * ROWS + row;
+    let q_first = q_start(batch, head);
+    let k_first = k_start(batch, kv_head);
+    let v_first = v_start(batch, kv_head);
+    let d_o_first = d_o_start(batch, head);
 
     let query_0 = min(first_query + row + 0u, call.q_len - 1u);
-    let lse_0 = lse[(batch * call.q_len + query_0) * call.heads + head];
+    let lse_0 = lse[call.lse_offset + batch * call.lse_batch + query_0 * call.lse_row + head * call.lse_head];
     var sum_0 = vec2<f32>();
     let query_1 = min(first_query + row + 1u, call.q_len - 1u);
-    let lse_1 = lse[(batch * call.q_len + query_1) * call.heads + head];
+    let lse_1 = lse[call.lse_offset + batch * call.lse_batch + query_1 * call.lse_row + head * call.lse_head];
     var sum_1 = vec2<f32>();
     let query_2 = min(first_query + row + 2u, call.q_len - 1u);
-    let lse_2 = lse[(batch * call.q_len + query_2) * call.heads + head];
+    let lse_2 = lse[call.lse_offset + batch * call.lse_batch + query_2 * call.lse_row + head * call.lse_head];
     var sum_2 = vec2<f32>();
     let query_3 = min(first_query + row + 3u, call.q_len - 1u);
-    let lse_3 = lse[(batch * call.q_len + query_3) * call.heads + head];
+    let lse_3 = lse[call.lse_offset + batch * call.lse_batch + query_3 * call.lse_row + head * call.lse_head];
     var sum_3 = vec2<f32>();
     let query_4 = min(first_query + row + 4u, call.q_len - 1u);
-    let lse_4 = lse[(batch * call.q_len + query_4) * call.heads + head];
+    let lse_4 = lse[call.lse_offset + batch * call.lse_batch + query_4 * call.lse_row + head * call.lse_head];
     var sum_4 = vec2<f32>();
     let query_5 = min(first_query + row + 5u, call.q_len - 1u);
-    let lse_5 = lse[(batch * call.q_len + query_5) * call.heads + head];
+    let lse_5 = lse[call.lse_offset + batch * call.lse_batch + query_5 * call.lse_row + head * call.lse_head];
     var sum_5 = vec2<f32>();
     let query_6 = min(first_query + row + 6u, call.q_len - 1u);
-    let lse_6 = lse[(batch * call.q_len + query_6) * call.heads + head];
+    let lse_6 = lse[call.lse_offset + batch * call.lse_batch + query_6 * call.lse_row + head * call.lse_head];
     var sum_6 = vec2<f32>();
     let query_7 = min(first_query + row + 7u, call.q_len - 1u);
-    let lse_7 = lse[(batch * call.q_len + query_7) * call.heads + head];
+    let lse_7 = lse[call.lse_offset + batch * call.lse_batch + query_7 * call.lse_row + head * call.lse_head];
     var sum_7 = vec2<f32>();
     var acc_0_0: f32;
     var acc_0_1: f32;
@@ -220,52 +260,36 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
             workgroupBarrier();  // the chunk before has been read
             {
                 let entry = tid + 0u;
-                let position = first_query + entry / CHUNK;
-                let source = (batch * call.q_len + position) * call.heads + head;
-                tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_q(source, position, channel + entry % CHUNK);
+                tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_q(q_first, first_query + entry / CHUNK, channel + entry % CHUNK);
             }
             {
                 let entry = tid + 128u;
-                let position = first_query + entry / CHUNK;
-                let source = (batch * call.q_len + position) * call.heads + head;
-                tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_q(source, position, channel + entry % CHUNK);
+                tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_q(q_first, first_query + entry / CHUNK, channel + entry % CHUNK);
             }
             {
                 let entry = tid + 256u;
-                let position = first_query + entry / CHUNK;
-                let source = (batch * call.q_len + position) * call.heads + head;
-                tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_q(source, position, channel + entry % CHUNK);
+                tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_q(q_first, first_query + entry / CHUNK, channel + entry % CHUNK);
             }
             {
                 let entry = tid + 384u;
-                let position = first_query + entry / CHUNK;
-                let source = (batch * call.q_len + position) * call.heads + head;
-                tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_q(source, position, channel + entry % CHUNK);
+                tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_q(q_first, first_query + entry / CHUNK, channel + entry % CHUNK);
             }
 
             {
                 let entry = tid + 0u;
-                let position = first_key + key_of(entry / CHUNK);
-                let source = (batch * call.kv_len + position) * call.kv_heads + kv_head;
-                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_k(source, position, channel + entry % CHUNK);
+                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_k(k_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
             }
             {
                 let entry = tid + 128u;
-                let position = first_key + key_of(entry / CHUNK);
-                let source = (batch * call.kv_len + position) * call.kv_heads + kv_head;
-                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_k(source, position, channel + entry % CHUNK);
+                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_k(k_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
             }
             {
                 let entry = tid + 256u;
-                let position = first_key + key_of(entry / CHUNK);
-                let source = (batch * call.kv_len + position) * call.kv_heads + kv_head;
-                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_k(source, position, channel + entry % CHUNK);
+                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_k(k_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
             }
             {
                 let entry = tid + 384u;
-                let position = first_key + key_of(entry / CHUNK);
-                let source = (batch * call.kv_len + position) * call.kv_heads + kv_head;
-                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_k(source, position, channel + entry % CHUNK);
+                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_k(k_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
             }
 
             workgroupBarrier();  // the chunk is complete
@@ -388,52 +412,36 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
             workgroupBarrier();  // the chunk before has been read
             {
                 let entry = tid + 0u;
-                let position = first_query + entry / CHUNK;
-                let source = (batch * call.q_len + position) * call.heads + head;
-                tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_d_o(source, position, channel + entry % CHUNK);
+                tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_d_o(d_o_first, first_query + entry / CHUNK, channel + entry % CHUNK);
             }
             {
                 let entry = tid + 128u;
-                let position = first_query + entry / CHUNK;
-                let source = (batch * call.q_len + position) * call.heads + head;
-                tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_d_o(source, position, channel + entry % CHUNK);
+                tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_d_o(d_o_first, first_query + entry / CHUNK, channel + entry % CHUNK);
             }
             {
                 let entry = tid + 256u;
-                let position = first_query + entry / CHUNK;
-                let source = (batch * call.q_len + position) * call.heads + head;
-                tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_d_o(source, position, channel + entry % CHUNK);
+                tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_d_o(d_o_first, first_query + entry / CHUNK, channel + entry % CHUNK);
             }
             {
                 let entry = tid + 384u;
-                let position = first_query + entry / CHUNK;
-                let source = (batch * call.q_len + position) * call.heads + head;
-                tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_d_o(source, position, channel + entry % CHUNK);
+                tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_d_o(d_o_first, first_query + entry / CHUNK, channel + entry % CHUNK);
             }
 
             {
                 let entry = tid + 0u;
-                let position = first_key + key_of(entry / CHUNK);
-                let source = (batch * call.kv_len + position) * call.kv_heads + kv_head;
-                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_v(source, position, channel + entry % CHUNK);
+                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_v(v_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
             }
             {
                 let entry = tid + 128u;
-                let position = first_key + key_of(entry / CHUNK);
-                let source = (batch * call.kv_len + position) * call.kv_heads + kv_head;
-                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_v(source, position, channel + entry % CHUNK);
+                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_v(v_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
             }
             {
                 let entry = tid + 256u;
-                let position = first_key + key_of(entry / CHUNK);
-                let source = (batch * call.kv_len + position) * call.kv_heads + kv_head;
-                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_v(source, position, channel + entry % CHUNK);
+                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_v(v_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
             }
             {
                 let entry = tid + 384u;
-                let position = first_key + key_of(entry / CHUNK);
-                let source = (batch * call.kv_len + position) * call.kv_heads + kv_head;
-                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_v(source, position, channel + entry % CHUNK);
+                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_v(v_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
             }
 
             workgroupBarrier();  // the chunk is complete

@@ -1,0 +1,50 @@
+// attention_reduce_wg128_strided: the sum of a gradient's parts, [part, batch, position, head, channel], in their order.
+//
+// A thread owns one element; thread number over x and y of the dispatch.
+
+const WG: u32 = 128u;
+struct Call {
+    count: u32,
+    parts: u32,
+    add: u32,
+    total_dim: u32,
+    total_heads: u32,
+    total_length: u32,
+    total_offset: u32,
+    total_batch: u32,
+    total_row: u32,
+    total_head: u32,
+}
+
+@group(0) @binding(0) var<storage, read> parts_of: array<f32>;
+@group(0) @binding(1) var<storage, read_write> total: array<f32>;
+@group(0) @binding(2) var<uniform> call: Call;
+
+fn is_finite(x: f32) -> bool {
+    return (bitcast<u32>(x) & 0x7f800000u) != 0x7f800000u;
+}
+
+fn guard_result(x: f32) -> f32 {
+    return select(0.0, x, is_finite(x));
+}
+
+@compute @workgroup_size(128, 1, 1)
+fn attention_reduce(@builtin(global_invocation_id) thread: vec3<u32>, @builtin(num_workgroups) workgroups: vec3<u32>) {
+    let i = thread.x + thread.y * workgroups.x * WG;
+    if (i >= call.count) {
+        return;
+    }
+    var sum = 0.0;
+    for (var part = 0u; part < call.parts; part++) {
+        sum += parts_of[part * call.count + i];
+    }
+    let row = i / call.total_dim;
+    let position = row / call.total_heads;
+    let at = call.total_offset + position / call.total_length * call.total_batch + position % call.total_length * call.total_row
+        + row % call.total_heads * call.total_head + i % call.total_dim;
+    if (call.add != 0u) {
+        total[at] = guard_result(total[at] + guard_result(sum));
+    } else {
+        total[at] = guard_result(sum);
+    }
+}
