@@ -1,4 +1,4 @@
-// attention_rows_wg64_rows128_kcols128_span256_o: for each row of a strip, the factor of its P, and its D.
+// attention_rows_wg64_rows64_kcols32_span32_o: for each row of a strip, the factor of its P, and its D.
 //
 //   factor_i = 1/Σ_j P_ij where that is 1 but for rounding, else 1
 //   D_i = factor_i·Σ_j P_ij·dP_ij where factor_i corrects, else dO_i·O_i: the first has the rounding of P and dP, and loses it again
@@ -6,7 +6,7 @@
 // A thread owns one row: workgroup wg.x of slot wg.y. The spans are added up in their order.
 
 const WG: u32 = 64u;
-const SPAN_KEYS: u32 = 256u;
+const SPAN_KEYS: u32 = 32u;
 struct Call {
     q_len: u32,
     kv_len: u32,
@@ -56,13 +56,13 @@ fn d_o_start(batch: u32, head: u32) -> u32 {
 
 // The hull of a block of queries: least lo, greatest lo, least hi, greatest hi.
 fn hull_of(batch: u32, block: u32) -> vec4<i32> {
-    let at = call.batch * call.q_len + 2u * (batch * ((call.q_len + 127u) / 128u) + block);
+    let at = call.batch * call.q_len + 2u * (batch * ((call.q_len + 63u) / 64u) + block);
     return vec4<i32>(intervals[at], intervals[at + 1u]);
 }
 
 // The key that a block's scores begin with; they are stored from there on.
 fn base_of(hull: vec4<i32>) -> u32 {
-    return u32(hull.x) / 128u * 128u;
+    return u32(hull.x) / 32u * 32u;
 }
 
 @compute @workgroup_size(64, 1, 1)
@@ -80,7 +80,7 @@ fn attention_rows(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     let slot = call.slot_first + workgroup.y;
     let batch = slot / call.heads;
     let head = slot % call.heads;
-    let hull = hull_of(batch, query / 128u);
+    let hull = hull_of(batch, query / 64u);
 
     var sum = vec2<f32>();
     if (hull.x < hull.w) {

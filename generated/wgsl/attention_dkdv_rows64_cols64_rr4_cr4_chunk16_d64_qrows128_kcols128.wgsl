@@ -1,16 +1,16 @@
-// attention_dkdv_rows64_cols64_rr4_cr4_chunk16_d64_qrows64_kcols64: dK and dV from a strip of P and dP.
+// attention_dkdv_rows64_cols64_rr4_cr4_chunk16_d64_qrows128_kcols128: dK and dV from a strip of P and dP.
 //
 //   dK_j = Σ_i dS_ij·Q_i    dV_j = Σ_i P_ij·dO_i    over the strip's queries, in every query head of the group
 //
 // One workgroup owns 64 keys (wg.y) × 64 channels (wg.z) of one kv head, for one of the parts that its queries are split
-// into (wg.x): head_parts of the group's heads, times query_parts of the blocks of 64 queries. It loops over those that
+// into (wg.x): head_parts of the group's heads, times query_parts of the blocks of 128 queries. It loops over those that
 // see one of its keys, 16 queries at a time. A thread holds 4 keys × 4 channels of both gradients: dk_<key>_<channels>, dv_<key>_<channels>.
 
 const ROWS: u32 = 64u;
 const THREADS: u32 = 256u;
 const COL_THREADS: u32 = 16u;
 const CHUNK: u32 = 16u;
-const QUERY_ROWS: u32 = 64u;
+const QUERY_ROWS: u32 = 128u;
 const SUM_ROWS: u32 = 256u;  // queries in one chain of additions
 // vec4 elements of a row
 const HEAD_DIM: u32 = 16u;
@@ -87,13 +87,13 @@ fn finite_or_zero(x: vec4<f32>) -> vec4<f32> {
 
 // The hull of a block of queries: least lo, greatest lo, least hi, greatest hi.
 fn hull_of(batch: u32, block: u32) -> vec4<i32> {
-    let at = call.batch * call.q_len + 2u * (batch * ((call.q_len + 63u) / 64u) + block);
+    let at = call.batch * call.q_len + 2u * (batch * ((call.q_len + 127u) / 128u) + block);
     return vec4<i32>(intervals[at], intervals[at + 1u]);
 }
 
 // The key that a block's scores begin with; they are stored from there on.
 fn base_of(hull: vec4<i32>) -> u32 {
-    return u32(hull.x) / 64u * 64u;
+    return u32(hull.x) / 128u * 128u;
 }
 
 fn q_start(batch: u32, head: u32) -> u32 {

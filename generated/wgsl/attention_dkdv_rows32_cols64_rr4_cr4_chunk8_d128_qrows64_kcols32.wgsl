@@ -1,15 +1,15 @@
-// attention_dkdv_rows64_cols64_rr4_cr4_chunk16_d128_qrows64_kcols64: dK and dV from a strip of P and dP.
+// attention_dkdv_rows32_cols64_rr4_cr4_chunk8_d128_qrows64_kcols32: dK and dV from a strip of P and dP.
 //
 //   dK_j = Σ_i dS_ij·Q_i    dV_j = Σ_i P_ij·dO_i    over the strip's queries, in every query head of the group
 //
-// One workgroup owns 64 keys (wg.y) × 64 channels (wg.z) of one kv head, for one of the parts that its queries are split
+// One workgroup owns 32 keys (wg.y) × 64 channels (wg.z) of one kv head, for one of the parts that its queries are split
 // into (wg.x): head_parts of the group's heads, times query_parts of the blocks of 64 queries. It loops over those that
-// see one of its keys, 16 queries at a time. A thread holds 4 keys × 4 channels of both gradients: dk_<key>_<channels>, dv_<key>_<channels>.
+// see one of its keys, 8 queries at a time. A thread holds 4 keys × 4 channels of both gradients: dk_<key>_<channels>, dv_<key>_<channels>.
 
-const ROWS: u32 = 64u;
-const THREADS: u32 = 256u;
+const ROWS: u32 = 32u;
+const THREADS: u32 = 128u;
 const COL_THREADS: u32 = 16u;
-const CHUNK: u32 = 16u;
+const CHUNK: u32 = 8u;
 const QUERY_ROWS: u32 = 64u;
 const SUM_ROWS: u32 = 256u;  // queries in one chain of additions
 // vec4 elements of a row
@@ -63,11 +63,11 @@ struct Call {
 @group(0) @binding(6) var<storage, read_write> d_v: array<vec4<f32>>;
 @group(0) @binding(7) var<uniform> call: Call;
 
-// Workgroup memory: 4096 + 4096 + 4096 + 4096 = 16384 bytes.
-var<workgroup> p_tile: array<vec4<f32>, 256>;
-var<workgroup> ds_tile: array<vec4<f32>, 256>;
-var<workgroup> q_tile: array<vec4<f32>, 256>;
-var<workgroup> do_tile: array<vec4<f32>, 256>;
+// Workgroup memory: 1024 + 1024 + 2048 + 2048 = 6144 bytes.
+var<workgroup> p_tile: array<vec4<f32>, 64>;
+var<workgroup> ds_tile: array<vec4<f32>, 64>;
+var<workgroup> q_tile: array<vec4<f32>, 128>;
+var<workgroup> do_tile: array<vec4<f32>, 128>;
 
 fn guard_result(x: vec4<f32>) -> vec4<f32> {
     let finite = (bitcast<vec4<u32>>(x) & vec4<u32>(0x7f800000u)) != vec4<u32>(0x7f800000u);
@@ -93,7 +93,7 @@ fn hull_of(batch: u32, block: u32) -> vec4<i32> {
 
 // The key that a block's scores begin with; they are stored from there on.
 fn base_of(hull: vec4<i32>) -> u32 {
-    return u32(hull.x) / 64u * 64u;
+    return u32(hull.x) / 32u * 32u;
 }
 
 fn q_start(batch: u32, head: u32) -> u32 {
@@ -146,7 +146,7 @@ fn write_d_v(row: u32, channel: u32, x: vec4<f32>, add: bool) {
     }
 }
 
-@compute @workgroup_size(256, 1, 1)
+@compute @workgroup_size(128, 1, 1)
 fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
     let group = call.heads / call.kv_heads;
     let parts = call.head_parts * call.query_parts;
@@ -205,11 +205,11 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             let q_first = q_start(batch, kv_head * group + h);
             let d_o_first = d_o_start(batch, kv_head * group + h);
             workgroupBarrier();  // the chunk before has been read
-            {
+            if (tid + 0u < 64u) {
                 let entry = tid + 0u;
-                let strip_row = strip_slot * call.strip_rows + first_row + entry / 16u;
+                let strip_row = strip_slot * call.strip_rows + first_row + entry / 8u;
                 let terms = row_terms[strip_row];
-                let source = (strip_row * call.key_stride + first_col) / 2u + entry % 16u * 2u;
+                let source = (strip_row * call.key_stride + first_col) / 2u + entry % 8u * 2u;
                 let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
             let p = vec4<f32>(pairs[0].xz, pairs[1].xz) * terms.x;
             let ds = d_s(p, vec4<f32>(pairs[0].yw, pairs[1].yw), terms.y);
@@ -234,7 +234,7 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             for (var i = 0u; i < CHUNK; i++) {
                 // dV_j += P_ij·dO_i
                 {
-                    let a_0 = p_tile[i * 16u + row / 4u + 0u];
+                    let a_0 = p_tile[i * 8u + row / 4u + 0u];
                     let b_0 = do_tile[i * 16u + col + 0u * COL_THREADS];
                     dv_0_0 = fma(vec4<f32>(a_0.x), b_0, dv_0_0);
                     dv_1_0 = fma(vec4<f32>(a_0.y), b_0, dv_1_0);
@@ -243,7 +243,7 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                 }
                 // dK_j += dS_ij·Q_i
                 {
-                    let a_0 = ds_tile[i * 16u + row / 4u + 0u];
+                    let a_0 = ds_tile[i * 8u + row / 4u + 0u];
                     let b_0 = q_tile[i * 16u + col + 0u * COL_THREADS];
                     dk_0_0 = fma(vec4<f32>(a_0.x), b_0, dk_0_0);
                     dk_1_0 = fma(vec4<f32>(a_0.y), b_0, dk_1_0);

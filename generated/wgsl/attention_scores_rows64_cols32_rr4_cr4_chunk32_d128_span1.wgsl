@@ -1,17 +1,17 @@
-// attention_scores_rows64_cols64_rr8_cr4_chunk32_d128_span1: P and dP of a strip of queries, and the sums of their rows.
+// attention_scores_rows64_cols32_rr4_cr4_chunk32_d128_span1: P and dP of a strip of queries, and the sums of their rows.
 //
 //   S_ij = scale·Q_i·K_j
 //   P_ij = exp(S_ij − LSE_i), 0 where query i does not see key j    dP_ij = dO_i·V_j    Σ_j P_ij    Σ_j P_ij·dP_ij
 //
-// One workgroup owns a block of 64 queries (wg.y) of one slot (wg.z), and loops over 1 block of 64 keys (wg.x) of those that its queries' hull meets.
-// A thread holds 8 queries × 4 keys: p_<row>_<col>, acc_<row>_<col>. head_dim passes by 32 at a time.
+// One workgroup owns a block of 64 queries (wg.y) of one slot (wg.z), and loops over 1 block of 32 keys (wg.x) of those that its queries' hull meets.
+// A thread holds 4 queries × 4 keys: p_<row>_<col>, acc_<row>_<col>. head_dim passes by 32 at a time.
 // scores is [slot of the strip, row of the strip, key from the hull's first block on], (P, dP) of two keys to a vec4.
 
 const ROWS: u32 = 64u;
-const COLS: u32 = 64u;
+const COLS: u32 = 32u;
 const SPAN: u32 = 1u;
 const THREADS: u32 = 128u;
-const COL_THREADS: u32 = 16u;
+const COL_THREADS: u32 = 8u;
 const CHUNK: u32 = 8u;  // vec4 elements of head_dim at a time
 const ROW_STRIDE: u32 = 9u;  // one vec4 of padding keeps the columns in different banks
 const COL_TILE: u32 = 576u;  // where the keys' rows begin in tile
@@ -65,8 +65,8 @@ struct Call {
 @group(0) @binding(7) var<storage, read_write> row_sums: array<vec2<f32>>;
 @group(0) @binding(8) var<uniform> call: Call;
 
-// Workgroup memory: 18432 = 18432 bytes.
-var<workgroup> tile: array<vec4<f32>, 1152>;
+// Workgroup memory: 13824 = 13824 bytes.
+var<workgroup> tile: array<vec4<f32>, 864>;
 
 fn is_finite(x: f32) -> bool {
     return (bitcast<u32>(x) & 0x7f800000u) != 0x7f800000u;
@@ -81,7 +81,7 @@ fn probability(score: f32, lse: f32) -> f32 {
 
 // The block's even keys are staged before its odd ones: a thread then holds pairs of neighbours, and stores four numbers at once.
 fn key_of(slot: u32) -> u32 {
-    return slot % 32u * 2u + slot / 32u;
+    return slot % 16u * 2u + slot / 16u;
 }
 
 // The hull of a block of queries: least lo, greatest lo, least hi, greatest hi.
@@ -92,7 +92,7 @@ fn hull_of(batch: u32, block: u32) -> vec4<i32> {
 
 // The key that a block's scores begin with; they are stored from there on.
 fn base_of(hull: vec4<i32>) -> u32 {
-    return u32(hull.x) / 64u * 64u;
+    return u32(hull.x) / 32u * 32u;
 }
 
 fn q_start(batch: u32, head: u32) -> u32 {
@@ -150,7 +150,7 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
         return;
     }
     let hull = hull_of(batch, first_query / ROWS);
-    let row = tid / COL_THREADS * 8u;  // this thread's first row of the block
+    let row = tid / COL_THREADS * 4u;  // this thread's first row of the block
     let col = tid % COL_THREADS;  // its columns are the pairs of keys col, col + COL_THREADS, …: the even keys first, then the odd
     let strip_row = workgroup.z * call.strip_rows + workgroup.y * ROWS + row;
     let q_first = q_start(batch, head);
@@ -170,18 +170,6 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
     let query_3 = min(first_query + row + 3u, call.q_len - 1u);
     let lse_3 = lse[call.lse_offset + batch * call.lse_batch + query_3 * call.lse_row + head * call.lse_head];
     var sum_3 = vec2<f32>();
-    let query_4 = min(first_query + row + 4u, call.q_len - 1u);
-    let lse_4 = lse[call.lse_offset + batch * call.lse_batch + query_4 * call.lse_row + head * call.lse_head];
-    var sum_4 = vec2<f32>();
-    let query_5 = min(first_query + row + 5u, call.q_len - 1u);
-    let lse_5 = lse[call.lse_offset + batch * call.lse_batch + query_5 * call.lse_row + head * call.lse_head];
-    var sum_5 = vec2<f32>();
-    let query_6 = min(first_query + row + 6u, call.q_len - 1u);
-    let lse_6 = lse[call.lse_offset + batch * call.lse_batch + query_6 * call.lse_row + head * call.lse_head];
-    var sum_6 = vec2<f32>();
-    let query_7 = min(first_query + row + 7u, call.q_len - 1u);
-    let lse_7 = lse[call.lse_offset + batch * call.lse_batch + query_7 * call.lse_row + head * call.lse_head];
-    var sum_7 = vec2<f32>();
     var acc_0_0: f32;
     var acc_0_1: f32;
     var acc_0_2: f32;
@@ -198,22 +186,6 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
     var acc_3_1: f32;
     var acc_3_2: f32;
     var acc_3_3: f32;
-    var acc_4_0: f32;
-    var acc_4_1: f32;
-    var acc_4_2: f32;
-    var acc_4_3: f32;
-    var acc_5_0: f32;
-    var acc_5_1: f32;
-    var acc_5_2: f32;
-    var acc_5_3: f32;
-    var acc_6_0: f32;
-    var acc_6_1: f32;
-    var acc_6_2: f32;
-    var acc_6_3: f32;
-    var acc_7_0: f32;
-    var acc_7_1: f32;
-    var acc_7_2: f32;
-    var acc_7_3: f32;
 
     // The blocks of this span that the hull meets
     let base = base_of(hull);
@@ -240,22 +212,6 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
         acc_3_1 = 0.0;
         acc_3_2 = 0.0;
         acc_3_3 = 0.0;
-        acc_4_0 = 0.0;
-        acc_4_1 = 0.0;
-        acc_4_2 = 0.0;
-        acc_4_3 = 0.0;
-        acc_5_0 = 0.0;
-        acc_5_1 = 0.0;
-        acc_5_2 = 0.0;
-        acc_5_3 = 0.0;
-        acc_6_0 = 0.0;
-        acc_6_1 = 0.0;
-        acc_6_2 = 0.0;
-        acc_6_3 = 0.0;
-        acc_7_0 = 0.0;
-        acc_7_1 = 0.0;
-        acc_7_2 = 0.0;
-        acc_7_3 = 0.0;
         for (var channel = 0u; channel < HEAD_DIM; channel += CHUNK) {
             workgroupBarrier();  // the chunk before has been read
             {
@@ -283,14 +239,6 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 let entry = tid + 128u;
                 tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_k(k_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
             }
-            {
-                let entry = tid + 256u;
-                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_k(k_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
-            }
-            {
-                let entry = tid + 384u;
-                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_k(k_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
-            }
 
             workgroupBarrier();  // the chunk is complete
             for (var c = 0u; c < CHUNK; c++) {
@@ -318,26 +266,6 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 acc_3_1 = fma(a_3.x, b_1.x, fma(a_3.y, b_1.y, fma(a_3.z, b_1.z, fma(a_3.w, b_1.w, acc_3_1))));
                 acc_3_2 = fma(a_3.x, b_2.x, fma(a_3.y, b_2.y, fma(a_3.z, b_2.z, fma(a_3.w, b_2.w, acc_3_2))));
                 acc_3_3 = fma(a_3.x, b_3.x, fma(a_3.y, b_3.y, fma(a_3.z, b_3.z, fma(a_3.w, b_3.w, acc_3_3))));
-                let a_4 = tile[(row + 4u) * ROW_STRIDE + c];
-                acc_4_0 = fma(a_4.x, b_0.x, fma(a_4.y, b_0.y, fma(a_4.z, b_0.z, fma(a_4.w, b_0.w, acc_4_0))));
-                acc_4_1 = fma(a_4.x, b_1.x, fma(a_4.y, b_1.y, fma(a_4.z, b_1.z, fma(a_4.w, b_1.w, acc_4_1))));
-                acc_4_2 = fma(a_4.x, b_2.x, fma(a_4.y, b_2.y, fma(a_4.z, b_2.z, fma(a_4.w, b_2.w, acc_4_2))));
-                acc_4_3 = fma(a_4.x, b_3.x, fma(a_4.y, b_3.y, fma(a_4.z, b_3.z, fma(a_4.w, b_3.w, acc_4_3))));
-                let a_5 = tile[(row + 5u) * ROW_STRIDE + c];
-                acc_5_0 = fma(a_5.x, b_0.x, fma(a_5.y, b_0.y, fma(a_5.z, b_0.z, fma(a_5.w, b_0.w, acc_5_0))));
-                acc_5_1 = fma(a_5.x, b_1.x, fma(a_5.y, b_1.y, fma(a_5.z, b_1.z, fma(a_5.w, b_1.w, acc_5_1))));
-                acc_5_2 = fma(a_5.x, b_2.x, fma(a_5.y, b_2.y, fma(a_5.z, b_2.z, fma(a_5.w, b_2.w, acc_5_2))));
-                acc_5_3 = fma(a_5.x, b_3.x, fma(a_5.y, b_3.y, fma(a_5.z, b_3.z, fma(a_5.w, b_3.w, acc_5_3))));
-                let a_6 = tile[(row + 6u) * ROW_STRIDE + c];
-                acc_6_0 = fma(a_6.x, b_0.x, fma(a_6.y, b_0.y, fma(a_6.z, b_0.z, fma(a_6.w, b_0.w, acc_6_0))));
-                acc_6_1 = fma(a_6.x, b_1.x, fma(a_6.y, b_1.y, fma(a_6.z, b_1.z, fma(a_6.w, b_1.w, acc_6_1))));
-                acc_6_2 = fma(a_6.x, b_2.x, fma(a_6.y, b_2.y, fma(a_6.z, b_2.z, fma(a_6.w, b_2.w, acc_6_2))));
-                acc_6_3 = fma(a_6.x, b_3.x, fma(a_6.y, b_3.y, fma(a_6.z, b_3.z, fma(a_6.w, b_3.w, acc_6_3))));
-                let a_7 = tile[(row + 7u) * ROW_STRIDE + c];
-                acc_7_0 = fma(a_7.x, b_0.x, fma(a_7.y, b_0.y, fma(a_7.z, b_0.z, fma(a_7.w, b_0.w, acc_7_0))));
-                acc_7_1 = fma(a_7.x, b_1.x, fma(a_7.y, b_1.y, fma(a_7.z, b_1.z, fma(a_7.w, b_1.w, acc_7_1))));
-                acc_7_2 = fma(a_7.x, b_2.x, fma(a_7.y, b_2.y, fma(a_7.z, b_2.z, fma(a_7.w, b_2.w, acc_7_2))));
-                acc_7_3 = fma(a_7.x, b_3.x, fma(a_7.y, b_3.y, fma(a_7.z, b_3.z, fma(a_7.w, b_3.w, acc_7_3))));
             }
         }
 
@@ -358,22 +286,6 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
         var p_3_1 = probability(acc_3_1 * call.scale, lse_3);
         var p_3_2 = probability(acc_3_2 * call.scale, lse_3);
         var p_3_3 = probability(acc_3_3 * call.scale, lse_3);
-        var p_4_0 = probability(acc_4_0 * call.scale, lse_4);
-        var p_4_1 = probability(acc_4_1 * call.scale, lse_4);
-        var p_4_2 = probability(acc_4_2 * call.scale, lse_4);
-        var p_4_3 = probability(acc_4_3 * call.scale, lse_4);
-        var p_5_0 = probability(acc_5_0 * call.scale, lse_5);
-        var p_5_1 = probability(acc_5_1 * call.scale, lse_5);
-        var p_5_2 = probability(acc_5_2 * call.scale, lse_5);
-        var p_5_3 = probability(acc_5_3 * call.scale, lse_5);
-        var p_6_0 = probability(acc_6_0 * call.scale, lse_6);
-        var p_6_1 = probability(acc_6_1 * call.scale, lse_6);
-        var p_6_2 = probability(acc_6_2 * call.scale, lse_6);
-        var p_6_3 = probability(acc_6_3 * call.scale, lse_6);
-        var p_7_0 = probability(acc_7_0 * call.scale, lse_7);
-        var p_7_1 = probability(acc_7_1 * call.scale, lse_7);
-        var p_7_2 = probability(acc_7_2 * call.scale, lse_7);
-        var p_7_3 = probability(acc_7_3 * call.scale, lse_7);
 
         // dP_ij = dO_i·V_j
         acc_0_0 = 0.0;
@@ -392,22 +304,6 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
         acc_3_1 = 0.0;
         acc_3_2 = 0.0;
         acc_3_3 = 0.0;
-        acc_4_0 = 0.0;
-        acc_4_1 = 0.0;
-        acc_4_2 = 0.0;
-        acc_4_3 = 0.0;
-        acc_5_0 = 0.0;
-        acc_5_1 = 0.0;
-        acc_5_2 = 0.0;
-        acc_5_3 = 0.0;
-        acc_6_0 = 0.0;
-        acc_6_1 = 0.0;
-        acc_6_2 = 0.0;
-        acc_6_3 = 0.0;
-        acc_7_0 = 0.0;
-        acc_7_1 = 0.0;
-        acc_7_2 = 0.0;
-        acc_7_3 = 0.0;
         for (var channel = 0u; channel < V_HEAD_DIM; channel += CHUNK) {
             workgroupBarrier();  // the chunk before has been read
             {
@@ -435,14 +331,6 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 let entry = tid + 128u;
                 tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_v(v_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
             }
-            {
-                let entry = tid + 256u;
-                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_v(v_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
-            }
-            {
-                let entry = tid + 384u;
-                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_v(v_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
-            }
 
             workgroupBarrier();  // the chunk is complete
             for (var c = 0u; c < CHUNK; c++) {
@@ -470,26 +358,6 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 acc_3_1 = fma(a_3.x, b_1.x, fma(a_3.y, b_1.y, fma(a_3.z, b_1.z, fma(a_3.w, b_1.w, acc_3_1))));
                 acc_3_2 = fma(a_3.x, b_2.x, fma(a_3.y, b_2.y, fma(a_3.z, b_2.z, fma(a_3.w, b_2.w, acc_3_2))));
                 acc_3_3 = fma(a_3.x, b_3.x, fma(a_3.y, b_3.y, fma(a_3.z, b_3.z, fma(a_3.w, b_3.w, acc_3_3))));
-                let a_4 = tile[(row + 4u) * ROW_STRIDE + c];
-                acc_4_0 = fma(a_4.x, b_0.x, fma(a_4.y, b_0.y, fma(a_4.z, b_0.z, fma(a_4.w, b_0.w, acc_4_0))));
-                acc_4_1 = fma(a_4.x, b_1.x, fma(a_4.y, b_1.y, fma(a_4.z, b_1.z, fma(a_4.w, b_1.w, acc_4_1))));
-                acc_4_2 = fma(a_4.x, b_2.x, fma(a_4.y, b_2.y, fma(a_4.z, b_2.z, fma(a_4.w, b_2.w, acc_4_2))));
-                acc_4_3 = fma(a_4.x, b_3.x, fma(a_4.y, b_3.y, fma(a_4.z, b_3.z, fma(a_4.w, b_3.w, acc_4_3))));
-                let a_5 = tile[(row + 5u) * ROW_STRIDE + c];
-                acc_5_0 = fma(a_5.x, b_0.x, fma(a_5.y, b_0.y, fma(a_5.z, b_0.z, fma(a_5.w, b_0.w, acc_5_0))));
-                acc_5_1 = fma(a_5.x, b_1.x, fma(a_5.y, b_1.y, fma(a_5.z, b_1.z, fma(a_5.w, b_1.w, acc_5_1))));
-                acc_5_2 = fma(a_5.x, b_2.x, fma(a_5.y, b_2.y, fma(a_5.z, b_2.z, fma(a_5.w, b_2.w, acc_5_2))));
-                acc_5_3 = fma(a_5.x, b_3.x, fma(a_5.y, b_3.y, fma(a_5.z, b_3.z, fma(a_5.w, b_3.w, acc_5_3))));
-                let a_6 = tile[(row + 6u) * ROW_STRIDE + c];
-                acc_6_0 = fma(a_6.x, b_0.x, fma(a_6.y, b_0.y, fma(a_6.z, b_0.z, fma(a_6.w, b_0.w, acc_6_0))));
-                acc_6_1 = fma(a_6.x, b_1.x, fma(a_6.y, b_1.y, fma(a_6.z, b_1.z, fma(a_6.w, b_1.w, acc_6_1))));
-                acc_6_2 = fma(a_6.x, b_2.x, fma(a_6.y, b_2.y, fma(a_6.z, b_2.z, fma(a_6.w, b_2.w, acc_6_2))));
-                acc_6_3 = fma(a_6.x, b_3.x, fma(a_6.y, b_3.y, fma(a_6.z, b_3.z, fma(a_6.w, b_3.w, acc_6_3))));
-                let a_7 = tile[(row + 7u) * ROW_STRIDE + c];
-                acc_7_0 = fma(a_7.x, b_0.x, fma(a_7.y, b_0.y, fma(a_7.z, b_0.z, fma(a_7.w, b_0.w, acc_7_0))));
-                acc_7_1 = fma(a_7.x, b_1.x, fma(a_7.y, b_1.y, fma(a_7.z, b_1.z, fma(a_7.w, b_1.w, acc_7_1))));
-                acc_7_2 = fma(a_7.x, b_2.x, fma(a_7.y, b_2.y, fma(a_7.z, b_2.z, fma(a_7.w, b_2.w, acc_7_2))));
-                acc_7_3 = fma(a_7.x, b_3.x, fma(a_7.y, b_3.y, fma(a_7.z, b_3.z, fma(a_7.w, b_3.w, acc_7_3))));
             }
         }
 
@@ -607,118 +475,6 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                     acc_3_3 = select(0.0, acc_3_3, visible);
                 }
             }
-            {
-                let position = first_query + row + 4u;
-                let seen = select(vec2<i32>(), intervals[batch * call.q_len + query_4], position < call.q_len);
-                {
-                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 0u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_4_0 = select(0.0, p_4_0, visible);
-                    acc_4_0 = select(0.0, acc_4_0, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 0u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_4_1 = select(0.0, p_4_1, visible);
-                    acc_4_1 = select(0.0, acc_4_1, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_4_2 = select(0.0, p_4_2, visible);
-                    acc_4_2 = select(0.0, acc_4_2, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_4_3 = select(0.0, p_4_3, visible);
-                    acc_4_3 = select(0.0, acc_4_3, visible);
-                }
-            }
-            {
-                let position = first_query + row + 5u;
-                let seen = select(vec2<i32>(), intervals[batch * call.q_len + query_5], position < call.q_len);
-                {
-                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 0u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_5_0 = select(0.0, p_5_0, visible);
-                    acc_5_0 = select(0.0, acc_5_0, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 0u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_5_1 = select(0.0, p_5_1, visible);
-                    acc_5_1 = select(0.0, acc_5_1, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_5_2 = select(0.0, p_5_2, visible);
-                    acc_5_2 = select(0.0, acc_5_2, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_5_3 = select(0.0, p_5_3, visible);
-                    acc_5_3 = select(0.0, acc_5_3, visible);
-                }
-            }
-            {
-                let position = first_query + row + 6u;
-                let seen = select(vec2<i32>(), intervals[batch * call.q_len + query_6], position < call.q_len);
-                {
-                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 0u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_6_0 = select(0.0, p_6_0, visible);
-                    acc_6_0 = select(0.0, acc_6_0, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 0u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_6_1 = select(0.0, p_6_1, visible);
-                    acc_6_1 = select(0.0, acc_6_1, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_6_2 = select(0.0, p_6_2, visible);
-                    acc_6_2 = select(0.0, acc_6_2, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_6_3 = select(0.0, p_6_3, visible);
-                    acc_6_3 = select(0.0, acc_6_3, visible);
-                }
-            }
-            {
-                let position = first_query + row + 7u;
-                let seen = select(vec2<i32>(), intervals[batch * call.q_len + query_7], position < call.q_len);
-                {
-                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 0u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_7_0 = select(0.0, p_7_0, visible);
-                    acc_7_0 = select(0.0, acc_7_0, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 0u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_7_1 = select(0.0, p_7_1, visible);
-                    acc_7_1 = select(0.0, acc_7_1, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_7_2 = select(0.0, p_7_2, visible);
-                    acc_7_2 = select(0.0, acc_7_2, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_7_3 = select(0.0, p_7_3, visible);
-                    acc_7_3 = select(0.0, acc_7_3, visible);
-                }
-            }
         }
         {
             let at = ((strip_row + 0u) * call.key_stride + first_key - base) / 2u + col;
@@ -756,42 +512,6 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
             sum_3 = vec2<f32>(sum_3.x + p_3_2, fma(p_3_2, acc_3_2, sum_3.y));
             sum_3 = vec2<f32>(sum_3.x + p_3_3, fma(p_3_3, acc_3_3, sum_3.y));
         }
-        {
-            let at = ((strip_row + 4u) * call.key_stride + first_key - base) / 2u + col;
-            scores[at + 0u * COL_THREADS] = vec4<f32>(p_4_0, acc_4_0, p_4_2, acc_4_2);
-            scores[at + 1u * COL_THREADS] = vec4<f32>(p_4_1, acc_4_1, p_4_3, acc_4_3);
-            sum_4 = vec2<f32>(sum_4.x + p_4_0, fma(p_4_0, acc_4_0, sum_4.y));
-            sum_4 = vec2<f32>(sum_4.x + p_4_1, fma(p_4_1, acc_4_1, sum_4.y));
-            sum_4 = vec2<f32>(sum_4.x + p_4_2, fma(p_4_2, acc_4_2, sum_4.y));
-            sum_4 = vec2<f32>(sum_4.x + p_4_3, fma(p_4_3, acc_4_3, sum_4.y));
-        }
-        {
-            let at = ((strip_row + 5u) * call.key_stride + first_key - base) / 2u + col;
-            scores[at + 0u * COL_THREADS] = vec4<f32>(p_5_0, acc_5_0, p_5_2, acc_5_2);
-            scores[at + 1u * COL_THREADS] = vec4<f32>(p_5_1, acc_5_1, p_5_3, acc_5_3);
-            sum_5 = vec2<f32>(sum_5.x + p_5_0, fma(p_5_0, acc_5_0, sum_5.y));
-            sum_5 = vec2<f32>(sum_5.x + p_5_1, fma(p_5_1, acc_5_1, sum_5.y));
-            sum_5 = vec2<f32>(sum_5.x + p_5_2, fma(p_5_2, acc_5_2, sum_5.y));
-            sum_5 = vec2<f32>(sum_5.x + p_5_3, fma(p_5_3, acc_5_3, sum_5.y));
-        }
-        {
-            let at = ((strip_row + 6u) * call.key_stride + first_key - base) / 2u + col;
-            scores[at + 0u * COL_THREADS] = vec4<f32>(p_6_0, acc_6_0, p_6_2, acc_6_2);
-            scores[at + 1u * COL_THREADS] = vec4<f32>(p_6_1, acc_6_1, p_6_3, acc_6_3);
-            sum_6 = vec2<f32>(sum_6.x + p_6_0, fma(p_6_0, acc_6_0, sum_6.y));
-            sum_6 = vec2<f32>(sum_6.x + p_6_1, fma(p_6_1, acc_6_1, sum_6.y));
-            sum_6 = vec2<f32>(sum_6.x + p_6_2, fma(p_6_2, acc_6_2, sum_6.y));
-            sum_6 = vec2<f32>(sum_6.x + p_6_3, fma(p_6_3, acc_6_3, sum_6.y));
-        }
-        {
-            let at = ((strip_row + 7u) * call.key_stride + first_key - base) / 2u + col;
-            scores[at + 0u * COL_THREADS] = vec4<f32>(p_7_0, acc_7_0, p_7_2, acc_7_2);
-            scores[at + 1u * COL_THREADS] = vec4<f32>(p_7_1, acc_7_1, p_7_3, acc_7_3);
-            sum_7 = vec2<f32>(sum_7.x + p_7_0, fma(p_7_0, acc_7_0, sum_7.y));
-            sum_7 = vec2<f32>(sum_7.x + p_7_1, fma(p_7_1, acc_7_1, sum_7.y));
-            sum_7 = vec2<f32>(sum_7.x + p_7_2, fma(p_7_2, acc_7_2, sum_7.y));
-            sum_7 = vec2<f32>(sum_7.x + p_7_3, fma(p_7_3, acc_7_3, sum_7.y));
-        }
     }
 
     // The rows' sums over this span: two rows to a vec4, one column of them for each thread of a row. Equal terms are rounded
@@ -799,8 +519,6 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
     workgroupBarrier();  // the last chunk has been read
     tile[(row / 2u + 0u) * COL_THREADS + col] = vec4<f32>(sum_0, sum_1);
     tile[(row / 2u + 1u) * COL_THREADS + col] = vec4<f32>(sum_2, sum_3);
-    tile[(row / 2u + 2u) * COL_THREADS + col] = vec4<f32>(sum_4, sum_5);
-    tile[(row / 2u + 3u) * COL_THREADS + col] = vec4<f32>(sum_6, sum_7);
     workgroupBarrier();  // every thread's sums are there
     for (var pair = tid; pair < ROWS / 2u; pair += THREADS) {
         var total = vec4<f32>();

@@ -1,23 +1,23 @@
-// attention_scores_rows128_cols128_rr8_cr8_chunk32_d128_span2: P and dP of a strip of queries, and the sums of their rows.
+// attention_scores_rows128_cols128_rr8_cr4_chunk32_d64_span4: P and dP of a strip of queries, and the sums of their rows.
 //
 //   S_ij = scale·Q_i·K_j
 //   P_ij = exp(S_ij − LSE_i), 0 where query i does not see key j    dP_ij = dO_i·V_j    Σ_j P_ij    Σ_j P_ij·dP_ij
 //
-// One workgroup owns a block of 128 queries (wg.y) of one slot (wg.z), and loops over 2 blocks of 128 keys (wg.x) of those that its queries' hull meets.
-// A thread holds 8 queries × 8 keys: p_<row>_<col>, acc_<row>_<col>. head_dim passes by 32 at a time.
+// One workgroup owns a block of 128 queries (wg.y) of one slot (wg.z), and loops over 4 blocks of 128 keys (wg.x) of those that its queries' hull meets.
+// A thread holds 8 queries × 4 keys: p_<row>_<col>, acc_<row>_<col>. head_dim passes by 32 at a time.
 // scores is [slot of the strip, row of the strip, key from the hull's first block on], (P, dP) of two keys to a vec4.
 
 const ROWS: u32 = 128u;
 const COLS: u32 = 128u;
-const SPAN: u32 = 2u;
-const THREADS: u32 = 256u;
-const COL_THREADS: u32 = 16u;
+const SPAN: u32 = 4u;
+const THREADS: u32 = 512u;
+const COL_THREADS: u32 = 32u;
 const CHUNK: u32 = 8u;  // vec4 elements of head_dim at a time
 const ROW_STRIDE: u32 = 9u;  // one vec4 of padding keeps the columns in different banks
 const COL_TILE: u32 = 1152u;  // where the keys' rows begin in tile
 // vec4 elements of a row
-const HEAD_DIM: u32 = 32u;
-const V_HEAD_DIM: u32 = 32u;
+const HEAD_DIM: u32 = 16u;
+const V_HEAD_DIM: u32 = 16u;
 
 struct Call {
     q_len: u32,
@@ -139,7 +139,7 @@ fn read_d_o(start: u32, position: u32, channel: u32) -> vec4<f32> {
     return d_o[start + position * (call.d_o_row / 4u) + channel];
 }
 
-@compute @workgroup_size(256, 1, 1)
+@compute @workgroup_size(512, 1, 1)
 fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
     let slot = call.slot_first + workgroup.z;
     let batch = slot / call.heads;
@@ -186,66 +186,34 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
     var acc_0_1: f32;
     var acc_0_2: f32;
     var acc_0_3: f32;
-    var acc_0_4: f32;
-    var acc_0_5: f32;
-    var acc_0_6: f32;
-    var acc_0_7: f32;
     var acc_1_0: f32;
     var acc_1_1: f32;
     var acc_1_2: f32;
     var acc_1_3: f32;
-    var acc_1_4: f32;
-    var acc_1_5: f32;
-    var acc_1_6: f32;
-    var acc_1_7: f32;
     var acc_2_0: f32;
     var acc_2_1: f32;
     var acc_2_2: f32;
     var acc_2_3: f32;
-    var acc_2_4: f32;
-    var acc_2_5: f32;
-    var acc_2_6: f32;
-    var acc_2_7: f32;
     var acc_3_0: f32;
     var acc_3_1: f32;
     var acc_3_2: f32;
     var acc_3_3: f32;
-    var acc_3_4: f32;
-    var acc_3_5: f32;
-    var acc_3_6: f32;
-    var acc_3_7: f32;
     var acc_4_0: f32;
     var acc_4_1: f32;
     var acc_4_2: f32;
     var acc_4_3: f32;
-    var acc_4_4: f32;
-    var acc_4_5: f32;
-    var acc_4_6: f32;
-    var acc_4_7: f32;
     var acc_5_0: f32;
     var acc_5_1: f32;
     var acc_5_2: f32;
     var acc_5_3: f32;
-    var acc_5_4: f32;
-    var acc_5_5: f32;
-    var acc_5_6: f32;
-    var acc_5_7: f32;
     var acc_6_0: f32;
     var acc_6_1: f32;
     var acc_6_2: f32;
     var acc_6_3: f32;
-    var acc_6_4: f32;
-    var acc_6_5: f32;
-    var acc_6_6: f32;
-    var acc_6_7: f32;
     var acc_7_0: f32;
     var acc_7_1: f32;
     var acc_7_2: f32;
     var acc_7_3: f32;
-    var acc_7_4: f32;
-    var acc_7_5: f32;
-    var acc_7_6: f32;
-    var acc_7_7: f32;
 
     // The blocks of this span that the hull meets
     let base = base_of(hull);
@@ -260,66 +228,34 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
         acc_0_1 = 0.0;
         acc_0_2 = 0.0;
         acc_0_3 = 0.0;
-        acc_0_4 = 0.0;
-        acc_0_5 = 0.0;
-        acc_0_6 = 0.0;
-        acc_0_7 = 0.0;
         acc_1_0 = 0.0;
         acc_1_1 = 0.0;
         acc_1_2 = 0.0;
         acc_1_3 = 0.0;
-        acc_1_4 = 0.0;
-        acc_1_5 = 0.0;
-        acc_1_6 = 0.0;
-        acc_1_7 = 0.0;
         acc_2_0 = 0.0;
         acc_2_1 = 0.0;
         acc_2_2 = 0.0;
         acc_2_3 = 0.0;
-        acc_2_4 = 0.0;
-        acc_2_5 = 0.0;
-        acc_2_6 = 0.0;
-        acc_2_7 = 0.0;
         acc_3_0 = 0.0;
         acc_3_1 = 0.0;
         acc_3_2 = 0.0;
         acc_3_3 = 0.0;
-        acc_3_4 = 0.0;
-        acc_3_5 = 0.0;
-        acc_3_6 = 0.0;
-        acc_3_7 = 0.0;
         acc_4_0 = 0.0;
         acc_4_1 = 0.0;
         acc_4_2 = 0.0;
         acc_4_3 = 0.0;
-        acc_4_4 = 0.0;
-        acc_4_5 = 0.0;
-        acc_4_6 = 0.0;
-        acc_4_7 = 0.0;
         acc_5_0 = 0.0;
         acc_5_1 = 0.0;
         acc_5_2 = 0.0;
         acc_5_3 = 0.0;
-        acc_5_4 = 0.0;
-        acc_5_5 = 0.0;
-        acc_5_6 = 0.0;
-        acc_5_7 = 0.0;
         acc_6_0 = 0.0;
         acc_6_1 = 0.0;
         acc_6_2 = 0.0;
         acc_6_3 = 0.0;
-        acc_6_4 = 0.0;
-        acc_6_5 = 0.0;
-        acc_6_6 = 0.0;
-        acc_6_7 = 0.0;
         acc_7_0 = 0.0;
         acc_7_1 = 0.0;
         acc_7_2 = 0.0;
         acc_7_3 = 0.0;
-        acc_7_4 = 0.0;
-        acc_7_5 = 0.0;
-        acc_7_6 = 0.0;
-        acc_7_7 = 0.0;
         for (var channel = 0u; channel < HEAD_DIM; channel += CHUNK) {
             workgroupBarrier();  // the chunk before has been read
             {
@@ -327,15 +263,7 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_q(q_first, first_query + entry / CHUNK, channel + entry % CHUNK);
             }
             {
-                let entry = tid + 256u;
-                tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_q(q_first, first_query + entry / CHUNK, channel + entry % CHUNK);
-            }
-            {
                 let entry = tid + 512u;
-                tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_q(q_first, first_query + entry / CHUNK, channel + entry % CHUNK);
-            }
-            {
-                let entry = tid + 768u;
                 tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_q(q_first, first_query + entry / CHUNK, channel + entry % CHUNK);
             }
 
@@ -344,15 +272,7 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_k(k_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
             }
             {
-                let entry = tid + 256u;
-                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_k(k_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
-            }
-            {
                 let entry = tid + 512u;
-                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_k(k_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
-            }
-            {
-                let entry = tid + 768u;
                 tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_k(k_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
             }
 
@@ -362,82 +282,46 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 let b_1 = tile[COL_TILE + (col + 1u * COL_THREADS) * ROW_STRIDE + c];
                 let b_2 = tile[COL_TILE + (col + 2u * COL_THREADS) * ROW_STRIDE + c];
                 let b_3 = tile[COL_TILE + (col + 3u * COL_THREADS) * ROW_STRIDE + c];
-                let b_4 = tile[COL_TILE + (col + 4u * COL_THREADS) * ROW_STRIDE + c];
-                let b_5 = tile[COL_TILE + (col + 5u * COL_THREADS) * ROW_STRIDE + c];
-                let b_6 = tile[COL_TILE + (col + 6u * COL_THREADS) * ROW_STRIDE + c];
-                let b_7 = tile[COL_TILE + (col + 7u * COL_THREADS) * ROW_STRIDE + c];
                 let a_0 = tile[(row + 0u) * ROW_STRIDE + c];
                 acc_0_0 = fma(a_0.x, b_0.x, fma(a_0.y, b_0.y, fma(a_0.z, b_0.z, fma(a_0.w, b_0.w, acc_0_0))));
                 acc_0_1 = fma(a_0.x, b_1.x, fma(a_0.y, b_1.y, fma(a_0.z, b_1.z, fma(a_0.w, b_1.w, acc_0_1))));
                 acc_0_2 = fma(a_0.x, b_2.x, fma(a_0.y, b_2.y, fma(a_0.z, b_2.z, fma(a_0.w, b_2.w, acc_0_2))));
                 acc_0_3 = fma(a_0.x, b_3.x, fma(a_0.y, b_3.y, fma(a_0.z, b_3.z, fma(a_0.w, b_3.w, acc_0_3))));
-                acc_0_4 = fma(a_0.x, b_4.x, fma(a_0.y, b_4.y, fma(a_0.z, b_4.z, fma(a_0.w, b_4.w, acc_0_4))));
-                acc_0_5 = fma(a_0.x, b_5.x, fma(a_0.y, b_5.y, fma(a_0.z, b_5.z, fma(a_0.w, b_5.w, acc_0_5))));
-                acc_0_6 = fma(a_0.x, b_6.x, fma(a_0.y, b_6.y, fma(a_0.z, b_6.z, fma(a_0.w, b_6.w, acc_0_6))));
-                acc_0_7 = fma(a_0.x, b_7.x, fma(a_0.y, b_7.y, fma(a_0.z, b_7.z, fma(a_0.w, b_7.w, acc_0_7))));
                 let a_1 = tile[(row + 1u) * ROW_STRIDE + c];
                 acc_1_0 = fma(a_1.x, b_0.x, fma(a_1.y, b_0.y, fma(a_1.z, b_0.z, fma(a_1.w, b_0.w, acc_1_0))));
                 acc_1_1 = fma(a_1.x, b_1.x, fma(a_1.y, b_1.y, fma(a_1.z, b_1.z, fma(a_1.w, b_1.w, acc_1_1))));
                 acc_1_2 = fma(a_1.x, b_2.x, fma(a_1.y, b_2.y, fma(a_1.z, b_2.z, fma(a_1.w, b_2.w, acc_1_2))));
                 acc_1_3 = fma(a_1.x, b_3.x, fma(a_1.y, b_3.y, fma(a_1.z, b_3.z, fma(a_1.w, b_3.w, acc_1_3))));
-                acc_1_4 = fma(a_1.x, b_4.x, fma(a_1.y, b_4.y, fma(a_1.z, b_4.z, fma(a_1.w, b_4.w, acc_1_4))));
-                acc_1_5 = fma(a_1.x, b_5.x, fma(a_1.y, b_5.y, fma(a_1.z, b_5.z, fma(a_1.w, b_5.w, acc_1_5))));
-                acc_1_6 = fma(a_1.x, b_6.x, fma(a_1.y, b_6.y, fma(a_1.z, b_6.z, fma(a_1.w, b_6.w, acc_1_6))));
-                acc_1_7 = fma(a_1.x, b_7.x, fma(a_1.y, b_7.y, fma(a_1.z, b_7.z, fma(a_1.w, b_7.w, acc_1_7))));
                 let a_2 = tile[(row + 2u) * ROW_STRIDE + c];
                 acc_2_0 = fma(a_2.x, b_0.x, fma(a_2.y, b_0.y, fma(a_2.z, b_0.z, fma(a_2.w, b_0.w, acc_2_0))));
                 acc_2_1 = fma(a_2.x, b_1.x, fma(a_2.y, b_1.y, fma(a_2.z, b_1.z, fma(a_2.w, b_1.w, acc_2_1))));
                 acc_2_2 = fma(a_2.x, b_2.x, fma(a_2.y, b_2.y, fma(a_2.z, b_2.z, fma(a_2.w, b_2.w, acc_2_2))));
                 acc_2_3 = fma(a_2.x, b_3.x, fma(a_2.y, b_3.y, fma(a_2.z, b_3.z, fma(a_2.w, b_3.w, acc_2_3))));
-                acc_2_4 = fma(a_2.x, b_4.x, fma(a_2.y, b_4.y, fma(a_2.z, b_4.z, fma(a_2.w, b_4.w, acc_2_4))));
-                acc_2_5 = fma(a_2.x, b_5.x, fma(a_2.y, b_5.y, fma(a_2.z, b_5.z, fma(a_2.w, b_5.w, acc_2_5))));
-                acc_2_6 = fma(a_2.x, b_6.x, fma(a_2.y, b_6.y, fma(a_2.z, b_6.z, fma(a_2.w, b_6.w, acc_2_6))));
-                acc_2_7 = fma(a_2.x, b_7.x, fma(a_2.y, b_7.y, fma(a_2.z, b_7.z, fma(a_2.w, b_7.w, acc_2_7))));
                 let a_3 = tile[(row + 3u) * ROW_STRIDE + c];
                 acc_3_0 = fma(a_3.x, b_0.x, fma(a_3.y, b_0.y, fma(a_3.z, b_0.z, fma(a_3.w, b_0.w, acc_3_0))));
                 acc_3_1 = fma(a_3.x, b_1.x, fma(a_3.y, b_1.y, fma(a_3.z, b_1.z, fma(a_3.w, b_1.w, acc_3_1))));
                 acc_3_2 = fma(a_3.x, b_2.x, fma(a_3.y, b_2.y, fma(a_3.z, b_2.z, fma(a_3.w, b_2.w, acc_3_2))));
                 acc_3_3 = fma(a_3.x, b_3.x, fma(a_3.y, b_3.y, fma(a_3.z, b_3.z, fma(a_3.w, b_3.w, acc_3_3))));
-                acc_3_4 = fma(a_3.x, b_4.x, fma(a_3.y, b_4.y, fma(a_3.z, b_4.z, fma(a_3.w, b_4.w, acc_3_4))));
-                acc_3_5 = fma(a_3.x, b_5.x, fma(a_3.y, b_5.y, fma(a_3.z, b_5.z, fma(a_3.w, b_5.w, acc_3_5))));
-                acc_3_6 = fma(a_3.x, b_6.x, fma(a_3.y, b_6.y, fma(a_3.z, b_6.z, fma(a_3.w, b_6.w, acc_3_6))));
-                acc_3_7 = fma(a_3.x, b_7.x, fma(a_3.y, b_7.y, fma(a_3.z, b_7.z, fma(a_3.w, b_7.w, acc_3_7))));
                 let a_4 = tile[(row + 4u) * ROW_STRIDE + c];
                 acc_4_0 = fma(a_4.x, b_0.x, fma(a_4.y, b_0.y, fma(a_4.z, b_0.z, fma(a_4.w, b_0.w, acc_4_0))));
                 acc_4_1 = fma(a_4.x, b_1.x, fma(a_4.y, b_1.y, fma(a_4.z, b_1.z, fma(a_4.w, b_1.w, acc_4_1))));
                 acc_4_2 = fma(a_4.x, b_2.x, fma(a_4.y, b_2.y, fma(a_4.z, b_2.z, fma(a_4.w, b_2.w, acc_4_2))));
                 acc_4_3 = fma(a_4.x, b_3.x, fma(a_4.y, b_3.y, fma(a_4.z, b_3.z, fma(a_4.w, b_3.w, acc_4_3))));
-                acc_4_4 = fma(a_4.x, b_4.x, fma(a_4.y, b_4.y, fma(a_4.z, b_4.z, fma(a_4.w, b_4.w, acc_4_4))));
-                acc_4_5 = fma(a_4.x, b_5.x, fma(a_4.y, b_5.y, fma(a_4.z, b_5.z, fma(a_4.w, b_5.w, acc_4_5))));
-                acc_4_6 = fma(a_4.x, b_6.x, fma(a_4.y, b_6.y, fma(a_4.z, b_6.z, fma(a_4.w, b_6.w, acc_4_6))));
-                acc_4_7 = fma(a_4.x, b_7.x, fma(a_4.y, b_7.y, fma(a_4.z, b_7.z, fma(a_4.w, b_7.w, acc_4_7))));
                 let a_5 = tile[(row + 5u) * ROW_STRIDE + c];
                 acc_5_0 = fma(a_5.x, b_0.x, fma(a_5.y, b_0.y, fma(a_5.z, b_0.z, fma(a_5.w, b_0.w, acc_5_0))));
                 acc_5_1 = fma(a_5.x, b_1.x, fma(a_5.y, b_1.y, fma(a_5.z, b_1.z, fma(a_5.w, b_1.w, acc_5_1))));
                 acc_5_2 = fma(a_5.x, b_2.x, fma(a_5.y, b_2.y, fma(a_5.z, b_2.z, fma(a_5.w, b_2.w, acc_5_2))));
                 acc_5_3 = fma(a_5.x, b_3.x, fma(a_5.y, b_3.y, fma(a_5.z, b_3.z, fma(a_5.w, b_3.w, acc_5_3))));
-                acc_5_4 = fma(a_5.x, b_4.x, fma(a_5.y, b_4.y, fma(a_5.z, b_4.z, fma(a_5.w, b_4.w, acc_5_4))));
-                acc_5_5 = fma(a_5.x, b_5.x, fma(a_5.y, b_5.y, fma(a_5.z, b_5.z, fma(a_5.w, b_5.w, acc_5_5))));
-                acc_5_6 = fma(a_5.x, b_6.x, fma(a_5.y, b_6.y, fma(a_5.z, b_6.z, fma(a_5.w, b_6.w, acc_5_6))));
-                acc_5_7 = fma(a_5.x, b_7.x, fma(a_5.y, b_7.y, fma(a_5.z, b_7.z, fma(a_5.w, b_7.w, acc_5_7))));
                 let a_6 = tile[(row + 6u) * ROW_STRIDE + c];
                 acc_6_0 = fma(a_6.x, b_0.x, fma(a_6.y, b_0.y, fma(a_6.z, b_0.z, fma(a_6.w, b_0.w, acc_6_0))));
                 acc_6_1 = fma(a_6.x, b_1.x, fma(a_6.y, b_1.y, fma(a_6.z, b_1.z, fma(a_6.w, b_1.w, acc_6_1))));
                 acc_6_2 = fma(a_6.x, b_2.x, fma(a_6.y, b_2.y, fma(a_6.z, b_2.z, fma(a_6.w, b_2.w, acc_6_2))));
                 acc_6_3 = fma(a_6.x, b_3.x, fma(a_6.y, b_3.y, fma(a_6.z, b_3.z, fma(a_6.w, b_3.w, acc_6_3))));
-                acc_6_4 = fma(a_6.x, b_4.x, fma(a_6.y, b_4.y, fma(a_6.z, b_4.z, fma(a_6.w, b_4.w, acc_6_4))));
-                acc_6_5 = fma(a_6.x, b_5.x, fma(a_6.y, b_5.y, fma(a_6.z, b_5.z, fma(a_6.w, b_5.w, acc_6_5))));
-                acc_6_6 = fma(a_6.x, b_6.x, fma(a_6.y, b_6.y, fma(a_6.z, b_6.z, fma(a_6.w, b_6.w, acc_6_6))));
-                acc_6_7 = fma(a_6.x, b_7.x, fma(a_6.y, b_7.y, fma(a_6.z, b_7.z, fma(a_6.w, b_7.w, acc_6_7))));
                 let a_7 = tile[(row + 7u) * ROW_STRIDE + c];
                 acc_7_0 = fma(a_7.x, b_0.x, fma(a_7.y, b_0.y, fma(a_7.z, b_0.z, fma(a_7.w, b_0.w, acc_7_0))));
                 acc_7_1 = fma(a_7.x, b_1.x, fma(a_7.y, b_1.y, fma(a_7.z, b_1.z, fma(a_7.w, b_1.w, acc_7_1))));
                 acc_7_2 = fma(a_7.x, b_2.x, fma(a_7.y, b_2.y, fma(a_7.z, b_2.z, fma(a_7.w, b_2.w, acc_7_2))));
                 acc_7_3 = fma(a_7.x, b_3.x, fma(a_7.y, b_3.y, fma(a_7.z, b_3.z, fma(a_7.w, b_3.w, acc_7_3))));
-                acc_7_4 = fma(a_7.x, b_4.x, fma(a_7.y, b_4.y, fma(a_7.z, b_4.z, fma(a_7.w, b_4.w, acc_7_4))));
-                acc_7_5 = fma(a_7.x, b_5.x, fma(a_7.y, b_5.y, fma(a_7.z, b_5.z, fma(a_7.w, b_5.w, acc_7_5))));
-                acc_7_6 = fma(a_7.x, b_6.x, fma(a_7.y, b_6.y, fma(a_7.z, b_6.z, fma(a_7.w, b_6.w, acc_7_6))));
-                acc_7_7 = fma(a_7.x, b_7.x, fma(a_7.y, b_7.y, fma(a_7.z, b_7.z, fma(a_7.w, b_7.w, acc_7_7))));
             }
         }
 
@@ -446,132 +330,68 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
         var p_0_1 = probability(acc_0_1 * call.scale, lse_0);
         var p_0_2 = probability(acc_0_2 * call.scale, lse_0);
         var p_0_3 = probability(acc_0_3 * call.scale, lse_0);
-        var p_0_4 = probability(acc_0_4 * call.scale, lse_0);
-        var p_0_5 = probability(acc_0_5 * call.scale, lse_0);
-        var p_0_6 = probability(acc_0_6 * call.scale, lse_0);
-        var p_0_7 = probability(acc_0_7 * call.scale, lse_0);
         var p_1_0 = probability(acc_1_0 * call.scale, lse_1);
         var p_1_1 = probability(acc_1_1 * call.scale, lse_1);
         var p_1_2 = probability(acc_1_2 * call.scale, lse_1);
         var p_1_3 = probability(acc_1_3 * call.scale, lse_1);
-        var p_1_4 = probability(acc_1_4 * call.scale, lse_1);
-        var p_1_5 = probability(acc_1_5 * call.scale, lse_1);
-        var p_1_6 = probability(acc_1_6 * call.scale, lse_1);
-        var p_1_7 = probability(acc_1_7 * call.scale, lse_1);
         var p_2_0 = probability(acc_2_0 * call.scale, lse_2);
         var p_2_1 = probability(acc_2_1 * call.scale, lse_2);
         var p_2_2 = probability(acc_2_2 * call.scale, lse_2);
         var p_2_3 = probability(acc_2_3 * call.scale, lse_2);
-        var p_2_4 = probability(acc_2_4 * call.scale, lse_2);
-        var p_2_5 = probability(acc_2_5 * call.scale, lse_2);
-        var p_2_6 = probability(acc_2_6 * call.scale, lse_2);
-        var p_2_7 = probability(acc_2_7 * call.scale, lse_2);
         var p_3_0 = probability(acc_3_0 * call.scale, lse_3);
         var p_3_1 = probability(acc_3_1 * call.scale, lse_3);
         var p_3_2 = probability(acc_3_2 * call.scale, lse_3);
         var p_3_3 = probability(acc_3_3 * call.scale, lse_3);
-        var p_3_4 = probability(acc_3_4 * call.scale, lse_3);
-        var p_3_5 = probability(acc_3_5 * call.scale, lse_3);
-        var p_3_6 = probability(acc_3_6 * call.scale, lse_3);
-        var p_3_7 = probability(acc_3_7 * call.scale, lse_3);
         var p_4_0 = probability(acc_4_0 * call.scale, lse_4);
         var p_4_1 = probability(acc_4_1 * call.scale, lse_4);
         var p_4_2 = probability(acc_4_2 * call.scale, lse_4);
         var p_4_3 = probability(acc_4_3 * call.scale, lse_4);
-        var p_4_4 = probability(acc_4_4 * call.scale, lse_4);
-        var p_4_5 = probability(acc_4_5 * call.scale, lse_4);
-        var p_4_6 = probability(acc_4_6 * call.scale, lse_4);
-        var p_4_7 = probability(acc_4_7 * call.scale, lse_4);
         var p_5_0 = probability(acc_5_0 * call.scale, lse_5);
         var p_5_1 = probability(acc_5_1 * call.scale, lse_5);
         var p_5_2 = probability(acc_5_2 * call.scale, lse_5);
         var p_5_3 = probability(acc_5_3 * call.scale, lse_5);
-        var p_5_4 = probability(acc_5_4 * call.scale, lse_5);
-        var p_5_5 = probability(acc_5_5 * call.scale, lse_5);
-        var p_5_6 = probability(acc_5_6 * call.scale, lse_5);
-        var p_5_7 = probability(acc_5_7 * call.scale, lse_5);
         var p_6_0 = probability(acc_6_0 * call.scale, lse_6);
         var p_6_1 = probability(acc_6_1 * call.scale, lse_6);
         var p_6_2 = probability(acc_6_2 * call.scale, lse_6);
         var p_6_3 = probability(acc_6_3 * call.scale, lse_6);
-        var p_6_4 = probability(acc_6_4 * call.scale, lse_6);
-        var p_6_5 = probability(acc_6_5 * call.scale, lse_6);
-        var p_6_6 = probability(acc_6_6 * call.scale, lse_6);
-        var p_6_7 = probability(acc_6_7 * call.scale, lse_6);
         var p_7_0 = probability(acc_7_0 * call.scale, lse_7);
         var p_7_1 = probability(acc_7_1 * call.scale, lse_7);
         var p_7_2 = probability(acc_7_2 * call.scale, lse_7);
         var p_7_3 = probability(acc_7_3 * call.scale, lse_7);
-        var p_7_4 = probability(acc_7_4 * call.scale, lse_7);
-        var p_7_5 = probability(acc_7_5 * call.scale, lse_7);
-        var p_7_6 = probability(acc_7_6 * call.scale, lse_7);
-        var p_7_7 = probability(acc_7_7 * call.scale, lse_7);
 
         // dP_ij = dO_i·V_j
         acc_0_0 = 0.0;
         acc_0_1 = 0.0;
         acc_0_2 = 0.0;
         acc_0_3 = 0.0;
-        acc_0_4 = 0.0;
-        acc_0_5 = 0.0;
-        acc_0_6 = 0.0;
-        acc_0_7 = 0.0;
         acc_1_0 = 0.0;
         acc_1_1 = 0.0;
         acc_1_2 = 0.0;
         acc_1_3 = 0.0;
-        acc_1_4 = 0.0;
-        acc_1_5 = 0.0;
-        acc_1_6 = 0.0;
-        acc_1_7 = 0.0;
         acc_2_0 = 0.0;
         acc_2_1 = 0.0;
         acc_2_2 = 0.0;
         acc_2_3 = 0.0;
-        acc_2_4 = 0.0;
-        acc_2_5 = 0.0;
-        acc_2_6 = 0.0;
-        acc_2_7 = 0.0;
         acc_3_0 = 0.0;
         acc_3_1 = 0.0;
         acc_3_2 = 0.0;
         acc_3_3 = 0.0;
-        acc_3_4 = 0.0;
-        acc_3_5 = 0.0;
-        acc_3_6 = 0.0;
-        acc_3_7 = 0.0;
         acc_4_0 = 0.0;
         acc_4_1 = 0.0;
         acc_4_2 = 0.0;
         acc_4_3 = 0.0;
-        acc_4_4 = 0.0;
-        acc_4_5 = 0.0;
-        acc_4_6 = 0.0;
-        acc_4_7 = 0.0;
         acc_5_0 = 0.0;
         acc_5_1 = 0.0;
         acc_5_2 = 0.0;
         acc_5_3 = 0.0;
-        acc_5_4 = 0.0;
-        acc_5_5 = 0.0;
-        acc_5_6 = 0.0;
-        acc_5_7 = 0.0;
         acc_6_0 = 0.0;
         acc_6_1 = 0.0;
         acc_6_2 = 0.0;
         acc_6_3 = 0.0;
-        acc_6_4 = 0.0;
-        acc_6_5 = 0.0;
-        acc_6_6 = 0.0;
-        acc_6_7 = 0.0;
         acc_7_0 = 0.0;
         acc_7_1 = 0.0;
         acc_7_2 = 0.0;
         acc_7_3 = 0.0;
-        acc_7_4 = 0.0;
-        acc_7_5 = 0.0;
-        acc_7_6 = 0.0;
-        acc_7_7 = 0.0;
         for (var channel = 0u; channel < V_HEAD_DIM; channel += CHUNK) {
             workgroupBarrier();  // the chunk before has been read
             {
@@ -579,15 +399,7 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_d_o(d_o_first, first_query + entry / CHUNK, channel + entry % CHUNK);
             }
             {
-                let entry = tid + 256u;
-                tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_d_o(d_o_first, first_query + entry / CHUNK, channel + entry % CHUNK);
-            }
-            {
                 let entry = tid + 512u;
-                tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_d_o(d_o_first, first_query + entry / CHUNK, channel + entry % CHUNK);
-            }
-            {
-                let entry = tid + 768u;
                 tile[entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_d_o(d_o_first, first_query + entry / CHUNK, channel + entry % CHUNK);
             }
 
@@ -596,15 +408,7 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_v(v_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
             }
             {
-                let entry = tid + 256u;
-                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_v(v_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
-            }
-            {
                 let entry = tid + 512u;
-                tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_v(v_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
-            }
-            {
-                let entry = tid + 768u;
                 tile[COL_TILE + entry / CHUNK * ROW_STRIDE + entry % CHUNK] = read_v(v_first, first_key + key_of(entry / CHUNK), channel + entry % CHUNK);
             }
 
@@ -614,82 +418,46 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                 let b_1 = tile[COL_TILE + (col + 1u * COL_THREADS) * ROW_STRIDE + c];
                 let b_2 = tile[COL_TILE + (col + 2u * COL_THREADS) * ROW_STRIDE + c];
                 let b_3 = tile[COL_TILE + (col + 3u * COL_THREADS) * ROW_STRIDE + c];
-                let b_4 = tile[COL_TILE + (col + 4u * COL_THREADS) * ROW_STRIDE + c];
-                let b_5 = tile[COL_TILE + (col + 5u * COL_THREADS) * ROW_STRIDE + c];
-                let b_6 = tile[COL_TILE + (col + 6u * COL_THREADS) * ROW_STRIDE + c];
-                let b_7 = tile[COL_TILE + (col + 7u * COL_THREADS) * ROW_STRIDE + c];
                 let a_0 = tile[(row + 0u) * ROW_STRIDE + c];
                 acc_0_0 = fma(a_0.x, b_0.x, fma(a_0.y, b_0.y, fma(a_0.z, b_0.z, fma(a_0.w, b_0.w, acc_0_0))));
                 acc_0_1 = fma(a_0.x, b_1.x, fma(a_0.y, b_1.y, fma(a_0.z, b_1.z, fma(a_0.w, b_1.w, acc_0_1))));
                 acc_0_2 = fma(a_0.x, b_2.x, fma(a_0.y, b_2.y, fma(a_0.z, b_2.z, fma(a_0.w, b_2.w, acc_0_2))));
                 acc_0_3 = fma(a_0.x, b_3.x, fma(a_0.y, b_3.y, fma(a_0.z, b_3.z, fma(a_0.w, b_3.w, acc_0_3))));
-                acc_0_4 = fma(a_0.x, b_4.x, fma(a_0.y, b_4.y, fma(a_0.z, b_4.z, fma(a_0.w, b_4.w, acc_0_4))));
-                acc_0_5 = fma(a_0.x, b_5.x, fma(a_0.y, b_5.y, fma(a_0.z, b_5.z, fma(a_0.w, b_5.w, acc_0_5))));
-                acc_0_6 = fma(a_0.x, b_6.x, fma(a_0.y, b_6.y, fma(a_0.z, b_6.z, fma(a_0.w, b_6.w, acc_0_6))));
-                acc_0_7 = fma(a_0.x, b_7.x, fma(a_0.y, b_7.y, fma(a_0.z, b_7.z, fma(a_0.w, b_7.w, acc_0_7))));
                 let a_1 = tile[(row + 1u) * ROW_STRIDE + c];
                 acc_1_0 = fma(a_1.x, b_0.x, fma(a_1.y, b_0.y, fma(a_1.z, b_0.z, fma(a_1.w, b_0.w, acc_1_0))));
                 acc_1_1 = fma(a_1.x, b_1.x, fma(a_1.y, b_1.y, fma(a_1.z, b_1.z, fma(a_1.w, b_1.w, acc_1_1))));
                 acc_1_2 = fma(a_1.x, b_2.x, fma(a_1.y, b_2.y, fma(a_1.z, b_2.z, fma(a_1.w, b_2.w, acc_1_2))));
                 acc_1_3 = fma(a_1.x, b_3.x, fma(a_1.y, b_3.y, fma(a_1.z, b_3.z, fma(a_1.w, b_3.w, acc_1_3))));
-                acc_1_4 = fma(a_1.x, b_4.x, fma(a_1.y, b_4.y, fma(a_1.z, b_4.z, fma(a_1.w, b_4.w, acc_1_4))));
-                acc_1_5 = fma(a_1.x, b_5.x, fma(a_1.y, b_5.y, fma(a_1.z, b_5.z, fma(a_1.w, b_5.w, acc_1_5))));
-                acc_1_6 = fma(a_1.x, b_6.x, fma(a_1.y, b_6.y, fma(a_1.z, b_6.z, fma(a_1.w, b_6.w, acc_1_6))));
-                acc_1_7 = fma(a_1.x, b_7.x, fma(a_1.y, b_7.y, fma(a_1.z, b_7.z, fma(a_1.w, b_7.w, acc_1_7))));
                 let a_2 = tile[(row + 2u) * ROW_STRIDE + c];
                 acc_2_0 = fma(a_2.x, b_0.x, fma(a_2.y, b_0.y, fma(a_2.z, b_0.z, fma(a_2.w, b_0.w, acc_2_0))));
                 acc_2_1 = fma(a_2.x, b_1.x, fma(a_2.y, b_1.y, fma(a_2.z, b_1.z, fma(a_2.w, b_1.w, acc_2_1))));
                 acc_2_2 = fma(a_2.x, b_2.x, fma(a_2.y, b_2.y, fma(a_2.z, b_2.z, fma(a_2.w, b_2.w, acc_2_2))));
                 acc_2_3 = fma(a_2.x, b_3.x, fma(a_2.y, b_3.y, fma(a_2.z, b_3.z, fma(a_2.w, b_3.w, acc_2_3))));
-                acc_2_4 = fma(a_2.x, b_4.x, fma(a_2.y, b_4.y, fma(a_2.z, b_4.z, fma(a_2.w, b_4.w, acc_2_4))));
-                acc_2_5 = fma(a_2.x, b_5.x, fma(a_2.y, b_5.y, fma(a_2.z, b_5.z, fma(a_2.w, b_5.w, acc_2_5))));
-                acc_2_6 = fma(a_2.x, b_6.x, fma(a_2.y, b_6.y, fma(a_2.z, b_6.z, fma(a_2.w, b_6.w, acc_2_6))));
-                acc_2_7 = fma(a_2.x, b_7.x, fma(a_2.y, b_7.y, fma(a_2.z, b_7.z, fma(a_2.w, b_7.w, acc_2_7))));
                 let a_3 = tile[(row + 3u) * ROW_STRIDE + c];
                 acc_3_0 = fma(a_3.x, b_0.x, fma(a_3.y, b_0.y, fma(a_3.z, b_0.z, fma(a_3.w, b_0.w, acc_3_0))));
                 acc_3_1 = fma(a_3.x, b_1.x, fma(a_3.y, b_1.y, fma(a_3.z, b_1.z, fma(a_3.w, b_1.w, acc_3_1))));
                 acc_3_2 = fma(a_3.x, b_2.x, fma(a_3.y, b_2.y, fma(a_3.z, b_2.z, fma(a_3.w, b_2.w, acc_3_2))));
                 acc_3_3 = fma(a_3.x, b_3.x, fma(a_3.y, b_3.y, fma(a_3.z, b_3.z, fma(a_3.w, b_3.w, acc_3_3))));
-                acc_3_4 = fma(a_3.x, b_4.x, fma(a_3.y, b_4.y, fma(a_3.z, b_4.z, fma(a_3.w, b_4.w, acc_3_4))));
-                acc_3_5 = fma(a_3.x, b_5.x, fma(a_3.y, b_5.y, fma(a_3.z, b_5.z, fma(a_3.w, b_5.w, acc_3_5))));
-                acc_3_6 = fma(a_3.x, b_6.x, fma(a_3.y, b_6.y, fma(a_3.z, b_6.z, fma(a_3.w, b_6.w, acc_3_6))));
-                acc_3_7 = fma(a_3.x, b_7.x, fma(a_3.y, b_7.y, fma(a_3.z, b_7.z, fma(a_3.w, b_7.w, acc_3_7))));
                 let a_4 = tile[(row + 4u) * ROW_STRIDE + c];
                 acc_4_0 = fma(a_4.x, b_0.x, fma(a_4.y, b_0.y, fma(a_4.z, b_0.z, fma(a_4.w, b_0.w, acc_4_0))));
                 acc_4_1 = fma(a_4.x, b_1.x, fma(a_4.y, b_1.y, fma(a_4.z, b_1.z, fma(a_4.w, b_1.w, acc_4_1))));
                 acc_4_2 = fma(a_4.x, b_2.x, fma(a_4.y, b_2.y, fma(a_4.z, b_2.z, fma(a_4.w, b_2.w, acc_4_2))));
                 acc_4_3 = fma(a_4.x, b_3.x, fma(a_4.y, b_3.y, fma(a_4.z, b_3.z, fma(a_4.w, b_3.w, acc_4_3))));
-                acc_4_4 = fma(a_4.x, b_4.x, fma(a_4.y, b_4.y, fma(a_4.z, b_4.z, fma(a_4.w, b_4.w, acc_4_4))));
-                acc_4_5 = fma(a_4.x, b_5.x, fma(a_4.y, b_5.y, fma(a_4.z, b_5.z, fma(a_4.w, b_5.w, acc_4_5))));
-                acc_4_6 = fma(a_4.x, b_6.x, fma(a_4.y, b_6.y, fma(a_4.z, b_6.z, fma(a_4.w, b_6.w, acc_4_6))));
-                acc_4_7 = fma(a_4.x, b_7.x, fma(a_4.y, b_7.y, fma(a_4.z, b_7.z, fma(a_4.w, b_7.w, acc_4_7))));
                 let a_5 = tile[(row + 5u) * ROW_STRIDE + c];
                 acc_5_0 = fma(a_5.x, b_0.x, fma(a_5.y, b_0.y, fma(a_5.z, b_0.z, fma(a_5.w, b_0.w, acc_5_0))));
                 acc_5_1 = fma(a_5.x, b_1.x, fma(a_5.y, b_1.y, fma(a_5.z, b_1.z, fma(a_5.w, b_1.w, acc_5_1))));
                 acc_5_2 = fma(a_5.x, b_2.x, fma(a_5.y, b_2.y, fma(a_5.z, b_2.z, fma(a_5.w, b_2.w, acc_5_2))));
                 acc_5_3 = fma(a_5.x, b_3.x, fma(a_5.y, b_3.y, fma(a_5.z, b_3.z, fma(a_5.w, b_3.w, acc_5_3))));
-                acc_5_4 = fma(a_5.x, b_4.x, fma(a_5.y, b_4.y, fma(a_5.z, b_4.z, fma(a_5.w, b_4.w, acc_5_4))));
-                acc_5_5 = fma(a_5.x, b_5.x, fma(a_5.y, b_5.y, fma(a_5.z, b_5.z, fma(a_5.w, b_5.w, acc_5_5))));
-                acc_5_6 = fma(a_5.x, b_6.x, fma(a_5.y, b_6.y, fma(a_5.z, b_6.z, fma(a_5.w, b_6.w, acc_5_6))));
-                acc_5_7 = fma(a_5.x, b_7.x, fma(a_5.y, b_7.y, fma(a_5.z, b_7.z, fma(a_5.w, b_7.w, acc_5_7))));
                 let a_6 = tile[(row + 6u) * ROW_STRIDE + c];
                 acc_6_0 = fma(a_6.x, b_0.x, fma(a_6.y, b_0.y, fma(a_6.z, b_0.z, fma(a_6.w, b_0.w, acc_6_0))));
                 acc_6_1 = fma(a_6.x, b_1.x, fma(a_6.y, b_1.y, fma(a_6.z, b_1.z, fma(a_6.w, b_1.w, acc_6_1))));
                 acc_6_2 = fma(a_6.x, b_2.x, fma(a_6.y, b_2.y, fma(a_6.z, b_2.z, fma(a_6.w, b_2.w, acc_6_2))));
                 acc_6_3 = fma(a_6.x, b_3.x, fma(a_6.y, b_3.y, fma(a_6.z, b_3.z, fma(a_6.w, b_3.w, acc_6_3))));
-                acc_6_4 = fma(a_6.x, b_4.x, fma(a_6.y, b_4.y, fma(a_6.z, b_4.z, fma(a_6.w, b_4.w, acc_6_4))));
-                acc_6_5 = fma(a_6.x, b_5.x, fma(a_6.y, b_5.y, fma(a_6.z, b_5.z, fma(a_6.w, b_5.w, acc_6_5))));
-                acc_6_6 = fma(a_6.x, b_6.x, fma(a_6.y, b_6.y, fma(a_6.z, b_6.z, fma(a_6.w, b_6.w, acc_6_6))));
-                acc_6_7 = fma(a_6.x, b_7.x, fma(a_6.y, b_7.y, fma(a_6.z, b_7.z, fma(a_6.w, b_7.w, acc_6_7))));
                 let a_7 = tile[(row + 7u) * ROW_STRIDE + c];
                 acc_7_0 = fma(a_7.x, b_0.x, fma(a_7.y, b_0.y, fma(a_7.z, b_0.z, fma(a_7.w, b_0.w, acc_7_0))));
                 acc_7_1 = fma(a_7.x, b_1.x, fma(a_7.y, b_1.y, fma(a_7.z, b_1.z, fma(a_7.w, b_1.w, acc_7_1))));
                 acc_7_2 = fma(a_7.x, b_2.x, fma(a_7.y, b_2.y, fma(a_7.z, b_2.z, fma(a_7.w, b_2.w, acc_7_2))));
                 acc_7_3 = fma(a_7.x, b_3.x, fma(a_7.y, b_3.y, fma(a_7.z, b_3.z, fma(a_7.w, b_3.w, acc_7_3))));
-                acc_7_4 = fma(a_7.x, b_4.x, fma(a_7.y, b_4.y, fma(a_7.z, b_4.z, fma(a_7.w, b_4.w, acc_7_4))));
-                acc_7_5 = fma(a_7.x, b_5.x, fma(a_7.y, b_5.y, fma(a_7.z, b_5.z, fma(a_7.w, b_5.w, acc_7_5))));
-                acc_7_6 = fma(a_7.x, b_6.x, fma(a_7.y, b_6.y, fma(a_7.z, b_6.z, fma(a_7.w, b_6.w, acc_7_6))));
-                acc_7_7 = fma(a_7.x, b_7.x, fma(a_7.y, b_7.y, fma(a_7.z, b_7.z, fma(a_7.w, b_7.w, acc_7_7))));
             }
         }
 
@@ -711,40 +479,16 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                     acc_0_1 = select(0.0, acc_0_1, visible);
                 }
                 {
-                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 0u);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_0_2 = select(0.0, p_0_2, visible);
                     acc_0_2 = select(0.0, acc_0_2, visible);
                 }
                 {
-                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 0u);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_0_3 = select(0.0, p_0_3, visible);
                     acc_0_3 = select(0.0, acc_0_3, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_0_4 = select(0.0, p_0_4, visible);
-                    acc_0_4 = select(0.0, acc_0_4, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_0_5 = select(0.0, p_0_5, visible);
-                    acc_0_5 = select(0.0, acc_0_5, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_0_6 = select(0.0, p_0_6, visible);
-                    acc_0_6 = select(0.0, acc_0_6, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_0_7 = select(0.0, p_0_7, visible);
-                    acc_0_7 = select(0.0, acc_0_7, visible);
                 }
             }
             {
@@ -763,40 +507,16 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                     acc_1_1 = select(0.0, acc_1_1, visible);
                 }
                 {
-                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 0u);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_1_2 = select(0.0, p_1_2, visible);
                     acc_1_2 = select(0.0, acc_1_2, visible);
                 }
                 {
-                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 0u);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_1_3 = select(0.0, p_1_3, visible);
                     acc_1_3 = select(0.0, acc_1_3, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_1_4 = select(0.0, p_1_4, visible);
-                    acc_1_4 = select(0.0, acc_1_4, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_1_5 = select(0.0, p_1_5, visible);
-                    acc_1_5 = select(0.0, acc_1_5, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_1_6 = select(0.0, p_1_6, visible);
-                    acc_1_6 = select(0.0, acc_1_6, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_1_7 = select(0.0, p_1_7, visible);
-                    acc_1_7 = select(0.0, acc_1_7, visible);
                 }
             }
             {
@@ -815,40 +535,16 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                     acc_2_1 = select(0.0, acc_2_1, visible);
                 }
                 {
-                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 0u);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_2_2 = select(0.0, p_2_2, visible);
                     acc_2_2 = select(0.0, acc_2_2, visible);
                 }
                 {
-                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 0u);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_2_3 = select(0.0, p_2_3, visible);
                     acc_2_3 = select(0.0, acc_2_3, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_2_4 = select(0.0, p_2_4, visible);
-                    acc_2_4 = select(0.0, acc_2_4, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_2_5 = select(0.0, p_2_5, visible);
-                    acc_2_5 = select(0.0, acc_2_5, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_2_6 = select(0.0, p_2_6, visible);
-                    acc_2_6 = select(0.0, acc_2_6, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_2_7 = select(0.0, p_2_7, visible);
-                    acc_2_7 = select(0.0, acc_2_7, visible);
                 }
             }
             {
@@ -867,40 +563,16 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                     acc_3_1 = select(0.0, acc_3_1, visible);
                 }
                 {
-                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 0u);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_3_2 = select(0.0, p_3_2, visible);
                     acc_3_2 = select(0.0, acc_3_2, visible);
                 }
                 {
-                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 0u);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_3_3 = select(0.0, p_3_3, visible);
                     acc_3_3 = select(0.0, acc_3_3, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_3_4 = select(0.0, p_3_4, visible);
-                    acc_3_4 = select(0.0, acc_3_4, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_3_5 = select(0.0, p_3_5, visible);
-                    acc_3_5 = select(0.0, acc_3_5, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_3_6 = select(0.0, p_3_6, visible);
-                    acc_3_6 = select(0.0, acc_3_6, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_3_7 = select(0.0, p_3_7, visible);
-                    acc_3_7 = select(0.0, acc_3_7, visible);
                 }
             }
             {
@@ -919,40 +591,16 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                     acc_4_1 = select(0.0, acc_4_1, visible);
                 }
                 {
-                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 0u);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_4_2 = select(0.0, p_4_2, visible);
                     acc_4_2 = select(0.0, acc_4_2, visible);
                 }
                 {
-                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 0u);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_4_3 = select(0.0, p_4_3, visible);
                     acc_4_3 = select(0.0, acc_4_3, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_4_4 = select(0.0, p_4_4, visible);
-                    acc_4_4 = select(0.0, acc_4_4, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_4_5 = select(0.0, p_4_5, visible);
-                    acc_4_5 = select(0.0, acc_4_5, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_4_6 = select(0.0, p_4_6, visible);
-                    acc_4_6 = select(0.0, acc_4_6, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_4_7 = select(0.0, p_4_7, visible);
-                    acc_4_7 = select(0.0, acc_4_7, visible);
                 }
             }
             {
@@ -971,40 +619,16 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                     acc_5_1 = select(0.0, acc_5_1, visible);
                 }
                 {
-                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 0u);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_5_2 = select(0.0, p_5_2, visible);
                     acc_5_2 = select(0.0, acc_5_2, visible);
                 }
                 {
-                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 0u);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_5_3 = select(0.0, p_5_3, visible);
                     acc_5_3 = select(0.0, acc_5_3, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_5_4 = select(0.0, p_5_4, visible);
-                    acc_5_4 = select(0.0, acc_5_4, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_5_5 = select(0.0, p_5_5, visible);
-                    acc_5_5 = select(0.0, acc_5_5, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_5_6 = select(0.0, p_5_6, visible);
-                    acc_5_6 = select(0.0, acc_5_6, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_5_7 = select(0.0, p_5_7, visible);
-                    acc_5_7 = select(0.0, acc_5_7, visible);
                 }
             }
             {
@@ -1023,40 +647,16 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                     acc_6_1 = select(0.0, acc_6_1, visible);
                 }
                 {
-                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 0u);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_6_2 = select(0.0, p_6_2, visible);
                     acc_6_2 = select(0.0, acc_6_2, visible);
                 }
                 {
-                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 0u);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_6_3 = select(0.0, p_6_3, visible);
                     acc_6_3 = select(0.0, acc_6_3, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_6_4 = select(0.0, p_6_4, visible);
-                    acc_6_4 = select(0.0, acc_6_4, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_6_5 = select(0.0, p_6_5, visible);
-                    acc_6_5 = select(0.0, acc_6_5, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_6_6 = select(0.0, p_6_6, visible);
-                    acc_6_6 = select(0.0, acc_6_6, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_6_7 = select(0.0, p_6_7, visible);
-                    acc_6_7 = select(0.0, acc_6_7, visible);
                 }
             }
             {
@@ -1075,162 +675,90 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
                     acc_7_1 = select(0.0, acc_7_1, visible);
                 }
                 {
-                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 0u);
+                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_7_2 = select(0.0, p_7_2, visible);
                     acc_7_2 = select(0.0, acc_7_2, visible);
                 }
                 {
-                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 0u);
+                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
                     let visible = (key >= seen.x) & (key < seen.y);
                     p_7_3 = select(0.0, p_7_3, visible);
                     acc_7_3 = select(0.0, acc_7_3, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 0u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_7_4 = select(0.0, p_7_4, visible);
-                    acc_7_4 = select(0.0, acc_7_4, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 1u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_7_5 = select(0.0, p_7_5, visible);
-                    acc_7_5 = select(0.0, acc_7_5, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 2u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_7_6 = select(0.0, p_7_6, visible);
-                    acc_7_6 = select(0.0, acc_7_6, visible);
-                }
-                {
-                    let key = i32(first_key + (col + 3u * COL_THREADS) * 2u + 1u);
-                    let visible = (key >= seen.x) & (key < seen.y);
-                    p_7_7 = select(0.0, p_7_7, visible);
-                    acc_7_7 = select(0.0, acc_7_7, visible);
                 }
             }
         }
         {
             let at = ((strip_row + 0u) * call.key_stride + first_key - base) / 2u + col;
-            scores[at + 0u * COL_THREADS] = vec4<f32>(p_0_0, acc_0_0, p_0_4, acc_0_4);
-            scores[at + 1u * COL_THREADS] = vec4<f32>(p_0_1, acc_0_1, p_0_5, acc_0_5);
-            scores[at + 2u * COL_THREADS] = vec4<f32>(p_0_2, acc_0_2, p_0_6, acc_0_6);
-            scores[at + 3u * COL_THREADS] = vec4<f32>(p_0_3, acc_0_3, p_0_7, acc_0_7);
+            scores[at + 0u * COL_THREADS] = vec4<f32>(p_0_0, acc_0_0, p_0_2, acc_0_2);
+            scores[at + 1u * COL_THREADS] = vec4<f32>(p_0_1, acc_0_1, p_0_3, acc_0_3);
             sum_0 = vec2<f32>(sum_0.x + p_0_0, fma(p_0_0, acc_0_0, sum_0.y));
             sum_0 = vec2<f32>(sum_0.x + p_0_1, fma(p_0_1, acc_0_1, sum_0.y));
             sum_0 = vec2<f32>(sum_0.x + p_0_2, fma(p_0_2, acc_0_2, sum_0.y));
             sum_0 = vec2<f32>(sum_0.x + p_0_3, fma(p_0_3, acc_0_3, sum_0.y));
-            sum_0 = vec2<f32>(sum_0.x + p_0_4, fma(p_0_4, acc_0_4, sum_0.y));
-            sum_0 = vec2<f32>(sum_0.x + p_0_5, fma(p_0_5, acc_0_5, sum_0.y));
-            sum_0 = vec2<f32>(sum_0.x + p_0_6, fma(p_0_6, acc_0_6, sum_0.y));
-            sum_0 = vec2<f32>(sum_0.x + p_0_7, fma(p_0_7, acc_0_7, sum_0.y));
         }
         {
             let at = ((strip_row + 1u) * call.key_stride + first_key - base) / 2u + col;
-            scores[at + 0u * COL_THREADS] = vec4<f32>(p_1_0, acc_1_0, p_1_4, acc_1_4);
-            scores[at + 1u * COL_THREADS] = vec4<f32>(p_1_1, acc_1_1, p_1_5, acc_1_5);
-            scores[at + 2u * COL_THREADS] = vec4<f32>(p_1_2, acc_1_2, p_1_6, acc_1_6);
-            scores[at + 3u * COL_THREADS] = vec4<f32>(p_1_3, acc_1_3, p_1_7, acc_1_7);
+            scores[at + 0u * COL_THREADS] = vec4<f32>(p_1_0, acc_1_0, p_1_2, acc_1_2);
+            scores[at + 1u * COL_THREADS] = vec4<f32>(p_1_1, acc_1_1, p_1_3, acc_1_3);
             sum_1 = vec2<f32>(sum_1.x + p_1_0, fma(p_1_0, acc_1_0, sum_1.y));
             sum_1 = vec2<f32>(sum_1.x + p_1_1, fma(p_1_1, acc_1_1, sum_1.y));
             sum_1 = vec2<f32>(sum_1.x + p_1_2, fma(p_1_2, acc_1_2, sum_1.y));
             sum_1 = vec2<f32>(sum_1.x + p_1_3, fma(p_1_3, acc_1_3, sum_1.y));
-            sum_1 = vec2<f32>(sum_1.x + p_1_4, fma(p_1_4, acc_1_4, sum_1.y));
-            sum_1 = vec2<f32>(sum_1.x + p_1_5, fma(p_1_5, acc_1_5, sum_1.y));
-            sum_1 = vec2<f32>(sum_1.x + p_1_6, fma(p_1_6, acc_1_6, sum_1.y));
-            sum_1 = vec2<f32>(sum_1.x + p_1_7, fma(p_1_7, acc_1_7, sum_1.y));
         }
         {
             let at = ((strip_row + 2u) * call.key_stride + first_key - base) / 2u + col;
-            scores[at + 0u * COL_THREADS] = vec4<f32>(p_2_0, acc_2_0, p_2_4, acc_2_4);
-            scores[at + 1u * COL_THREADS] = vec4<f32>(p_2_1, acc_2_1, p_2_5, acc_2_5);
-            scores[at + 2u * COL_THREADS] = vec4<f32>(p_2_2, acc_2_2, p_2_6, acc_2_6);
-            scores[at + 3u * COL_THREADS] = vec4<f32>(p_2_3, acc_2_3, p_2_7, acc_2_7);
+            scores[at + 0u * COL_THREADS] = vec4<f32>(p_2_0, acc_2_0, p_2_2, acc_2_2);
+            scores[at + 1u * COL_THREADS] = vec4<f32>(p_2_1, acc_2_1, p_2_3, acc_2_3);
             sum_2 = vec2<f32>(sum_2.x + p_2_0, fma(p_2_0, acc_2_0, sum_2.y));
             sum_2 = vec2<f32>(sum_2.x + p_2_1, fma(p_2_1, acc_2_1, sum_2.y));
             sum_2 = vec2<f32>(sum_2.x + p_2_2, fma(p_2_2, acc_2_2, sum_2.y));
             sum_2 = vec2<f32>(sum_2.x + p_2_3, fma(p_2_3, acc_2_3, sum_2.y));
-            sum_2 = vec2<f32>(sum_2.x + p_2_4, fma(p_2_4, acc_2_4, sum_2.y));
-            sum_2 = vec2<f32>(sum_2.x + p_2_5, fma(p_2_5, acc_2_5, sum_2.y));
-            sum_2 = vec2<f32>(sum_2.x + p_2_6, fma(p_2_6, acc_2_6, sum_2.y));
-            sum_2 = vec2<f32>(sum_2.x + p_2_7, fma(p_2_7, acc_2_7, sum_2.y));
         }
         {
             let at = ((strip_row + 3u) * call.key_stride + first_key - base) / 2u + col;
-            scores[at + 0u * COL_THREADS] = vec4<f32>(p_3_0, acc_3_0, p_3_4, acc_3_4);
-            scores[at + 1u * COL_THREADS] = vec4<f32>(p_3_1, acc_3_1, p_3_5, acc_3_5);
-            scores[at + 2u * COL_THREADS] = vec4<f32>(p_3_2, acc_3_2, p_3_6, acc_3_6);
-            scores[at + 3u * COL_THREADS] = vec4<f32>(p_3_3, acc_3_3, p_3_7, acc_3_7);
+            scores[at + 0u * COL_THREADS] = vec4<f32>(p_3_0, acc_3_0, p_3_2, acc_3_2);
+            scores[at + 1u * COL_THREADS] = vec4<f32>(p_3_1, acc_3_1, p_3_3, acc_3_3);
             sum_3 = vec2<f32>(sum_3.x + p_3_0, fma(p_3_0, acc_3_0, sum_3.y));
             sum_3 = vec2<f32>(sum_3.x + p_3_1, fma(p_3_1, acc_3_1, sum_3.y));
             sum_3 = vec2<f32>(sum_3.x + p_3_2, fma(p_3_2, acc_3_2, sum_3.y));
             sum_3 = vec2<f32>(sum_3.x + p_3_3, fma(p_3_3, acc_3_3, sum_3.y));
-            sum_3 = vec2<f32>(sum_3.x + p_3_4, fma(p_3_4, acc_3_4, sum_3.y));
-            sum_3 = vec2<f32>(sum_3.x + p_3_5, fma(p_3_5, acc_3_5, sum_3.y));
-            sum_3 = vec2<f32>(sum_3.x + p_3_6, fma(p_3_6, acc_3_6, sum_3.y));
-            sum_3 = vec2<f32>(sum_3.x + p_3_7, fma(p_3_7, acc_3_7, sum_3.y));
         }
         {
             let at = ((strip_row + 4u) * call.key_stride + first_key - base) / 2u + col;
-            scores[at + 0u * COL_THREADS] = vec4<f32>(p_4_0, acc_4_0, p_4_4, acc_4_4);
-            scores[at + 1u * COL_THREADS] = vec4<f32>(p_4_1, acc_4_1, p_4_5, acc_4_5);
-            scores[at + 2u * COL_THREADS] = vec4<f32>(p_4_2, acc_4_2, p_4_6, acc_4_6);
-            scores[at + 3u * COL_THREADS] = vec4<f32>(p_4_3, acc_4_3, p_4_7, acc_4_7);
+            scores[at + 0u * COL_THREADS] = vec4<f32>(p_4_0, acc_4_0, p_4_2, acc_4_2);
+            scores[at + 1u * COL_THREADS] = vec4<f32>(p_4_1, acc_4_1, p_4_3, acc_4_3);
             sum_4 = vec2<f32>(sum_4.x + p_4_0, fma(p_4_0, acc_4_0, sum_4.y));
             sum_4 = vec2<f32>(sum_4.x + p_4_1, fma(p_4_1, acc_4_1, sum_4.y));
             sum_4 = vec2<f32>(sum_4.x + p_4_2, fma(p_4_2, acc_4_2, sum_4.y));
             sum_4 = vec2<f32>(sum_4.x + p_4_3, fma(p_4_3, acc_4_3, sum_4.y));
-            sum_4 = vec2<f32>(sum_4.x + p_4_4, fma(p_4_4, acc_4_4, sum_4.y));
-            sum_4 = vec2<f32>(sum_4.x + p_4_5, fma(p_4_5, acc_4_5, sum_4.y));
-            sum_4 = vec2<f32>(sum_4.x + p_4_6, fma(p_4_6, acc_4_6, sum_4.y));
-            sum_4 = vec2<f32>(sum_4.x + p_4_7, fma(p_4_7, acc_4_7, sum_4.y));
         }
         {
             let at = ((strip_row + 5u) * call.key_stride + first_key - base) / 2u + col;
-            scores[at + 0u * COL_THREADS] = vec4<f32>(p_5_0, acc_5_0, p_5_4, acc_5_4);
-            scores[at + 1u * COL_THREADS] = vec4<f32>(p_5_1, acc_5_1, p_5_5, acc_5_5);
-            scores[at + 2u * COL_THREADS] = vec4<f32>(p_5_2, acc_5_2, p_5_6, acc_5_6);
-            scores[at + 3u * COL_THREADS] = vec4<f32>(p_5_3, acc_5_3, p_5_7, acc_5_7);
+            scores[at + 0u * COL_THREADS] = vec4<f32>(p_5_0, acc_5_0, p_5_2, acc_5_2);
+            scores[at + 1u * COL_THREADS] = vec4<f32>(p_5_1, acc_5_1, p_5_3, acc_5_3);
             sum_5 = vec2<f32>(sum_5.x + p_5_0, fma(p_5_0, acc_5_0, sum_5.y));
             sum_5 = vec2<f32>(sum_5.x + p_5_1, fma(p_5_1, acc_5_1, sum_5.y));
             sum_5 = vec2<f32>(sum_5.x + p_5_2, fma(p_5_2, acc_5_2, sum_5.y));
             sum_5 = vec2<f32>(sum_5.x + p_5_3, fma(p_5_3, acc_5_3, sum_5.y));
-            sum_5 = vec2<f32>(sum_5.x + p_5_4, fma(p_5_4, acc_5_4, sum_5.y));
-            sum_5 = vec2<f32>(sum_5.x + p_5_5, fma(p_5_5, acc_5_5, sum_5.y));
-            sum_5 = vec2<f32>(sum_5.x + p_5_6, fma(p_5_6, acc_5_6, sum_5.y));
-            sum_5 = vec2<f32>(sum_5.x + p_5_7, fma(p_5_7, acc_5_7, sum_5.y));
         }
         {
             let at = ((strip_row + 6u) * call.key_stride + first_key - base) / 2u + col;
-            scores[at + 0u * COL_THREADS] = vec4<f32>(p_6_0, acc_6_0, p_6_4, acc_6_4);
-            scores[at + 1u * COL_THREADS] = vec4<f32>(p_6_1, acc_6_1, p_6_5, acc_6_5);
-            scores[at + 2u * COL_THREADS] = vec4<f32>(p_6_2, acc_6_2, p_6_6, acc_6_6);
-            scores[at + 3u * COL_THREADS] = vec4<f32>(p_6_3, acc_6_3, p_6_7, acc_6_7);
+            scores[at + 0u * COL_THREADS] = vec4<f32>(p_6_0, acc_6_0, p_6_2, acc_6_2);
+            scores[at + 1u * COL_THREADS] = vec4<f32>(p_6_1, acc_6_1, p_6_3, acc_6_3);
             sum_6 = vec2<f32>(sum_6.x + p_6_0, fma(p_6_0, acc_6_0, sum_6.y));
             sum_6 = vec2<f32>(sum_6.x + p_6_1, fma(p_6_1, acc_6_1, sum_6.y));
             sum_6 = vec2<f32>(sum_6.x + p_6_2, fma(p_6_2, acc_6_2, sum_6.y));
             sum_6 = vec2<f32>(sum_6.x + p_6_3, fma(p_6_3, acc_6_3, sum_6.y));
-            sum_6 = vec2<f32>(sum_6.x + p_6_4, fma(p_6_4, acc_6_4, sum_6.y));
-            sum_6 = vec2<f32>(sum_6.x + p_6_5, fma(p_6_5, acc_6_5, sum_6.y));
-            sum_6 = vec2<f32>(sum_6.x + p_6_6, fma(p_6_6, acc_6_6, sum_6.y));
-            sum_6 = vec2<f32>(sum_6.x + p_6_7, fma(p_6_7, acc_6_7, sum_6.y));
         }
         {
             let at = ((strip_row + 7u) * call.key_stride + first_key - base) / 2u + col;
-            scores[at + 0u * COL_THREADS] = vec4<f32>(p_7_0, acc_7_0, p_7_4, acc_7_4);
-            scores[at + 1u * COL_THREADS] = vec4<f32>(p_7_1, acc_7_1, p_7_5, acc_7_5);
-            scores[at + 2u * COL_THREADS] = vec4<f32>(p_7_2, acc_7_2, p_7_6, acc_7_6);
-            scores[at + 3u * COL_THREADS] = vec4<f32>(p_7_3, acc_7_3, p_7_7, acc_7_7);
+            scores[at + 0u * COL_THREADS] = vec4<f32>(p_7_0, acc_7_0, p_7_2, acc_7_2);
+            scores[at + 1u * COL_THREADS] = vec4<f32>(p_7_1, acc_7_1, p_7_3, acc_7_3);
             sum_7 = vec2<f32>(sum_7.x + p_7_0, fma(p_7_0, acc_7_0, sum_7.y));
             sum_7 = vec2<f32>(sum_7.x + p_7_1, fma(p_7_1, acc_7_1, sum_7.y));
             sum_7 = vec2<f32>(sum_7.x + p_7_2, fma(p_7_2, acc_7_2, sum_7.y));
             sum_7 = vec2<f32>(sum_7.x + p_7_3, fma(p_7_3, acc_7_3, sum_7.y));
-            sum_7 = vec2<f32>(sum_7.x + p_7_4, fma(p_7_4, acc_7_4, sum_7.y));
-            sum_7 = vec2<f32>(sum_7.x + p_7_5, fma(p_7_5, acc_7_5, sum_7.y));
-            sum_7 = vec2<f32>(sum_7.x + p_7_6, fma(p_7_6, acc_7_6, sum_7.y));
-            sum_7 = vec2<f32>(sum_7.x + p_7_7, fma(p_7_7, acc_7_7, sum_7.y));
         }
     }
 
