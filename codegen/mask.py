@@ -97,7 +97,10 @@ class Mask:
     def documents(cls, causal: bool = True) -> Mask:
         """Query i sees its own document only: from doc_start[i] up to itself, or to the document's end with ``causal=False``.
 
-        ``doc_start`` is given with the call, as (seq,) or (batch, seq) integers; q_len must equal kv_len.
+        ``doc_start`` is given with the call, as (seq,) or (batch, seq) integers; q_len must equal kv_len. How long documents are
+        is not known to a plan. Where no document is longer than n, ``& Mask.window(n − 1, 0)`` (n − 1 to both sides with
+        ``causal=False``) changes nothing but the tiled algorithm's scratch, which then goes by n and not by the sequence, and
+        with it the time: a sixth on llvmpipe for 32768 positions in documents of 256.
         """
         return cls(documents_mode="causal" if causal else "whole")
 

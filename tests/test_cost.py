@@ -29,10 +29,13 @@ def seconds(action: Callable[[], object], times: int) -> float:
     return (time.perf_counter() - start) / times
 
 
-def test_planning_a_known_problem(wgpu: Device) -> None:
+@pytest.mark.parametrize("strided", [False, True])
+def test_planning_a_known_problem(wgpu: Device, strided: bool) -> None:
     """By the same problem, and by one that is only equal to it (made beforehand, as a training step would)."""
     terms: dict[str, Any] = {"q_len": 512, "kv_len": 512, "heads": 4, "kv_heads": 2, "head_dim": 64}
     same, equal = (Problem(**terms, mask=Mask.documents() & Mask.window(100, 0)) for _ in range(2))
+    if strided:
+        same, equal = same.heads_first(), equal.heads_first()
     made = wa.plan(same, wgpu)
     for p in (same, equal):
         best = min(seconds(lambda p=p: wa.plan(p, wgpu), 500) for _ in range(TRIES))

@@ -5,6 +5,7 @@ Each case runs with the layout that fits everywhere, and with ``small``'s blocks
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,21 @@ def test_documents_with_other_masks(wgpu: Device, kind: str, mask: Mask) -> None
     """And other documents in each batch entry."""
     p = problem(mask, 130, batch=3)
     check(wgpu, recipe(p, kind), call(p, doc_start=documents(p, seed=4)))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_window_as_long_as_the_longest_document(wgpu: Device, causal: bool) -> None:
+    """Changes nothing that is seen, and takes scratch by its own length."""
+    lengths = [40, 1, 33, 40, 26, *9 * [40]]
+    longest = max(lengths)
+    p = problem(Mask.documents(causal=causal), sum(lengths))
+    case = call(p, doc_start=documents(p, lengths))
+    bounded = replace(p, mask=p.mask & Mask.window(longest - 1, 0 if causal else longest - 1))
+    want = case.expected()
+    for q in (p, bounded):
+        verdict = want.judge(Run(device=wgpu, recipe=recipe(q))(replace(case, problem=q)))
+        assert verdict.ok, str(verdict)
+    assert recipe(bounded).scratch["scores"] < recipe(p).scratch["scores"] / 2
 
 
 @pytest.mark.parametrize("mask", [CAUSAL, CAUSAL & Mask.window(30, 0)], ids=str)
