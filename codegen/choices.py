@@ -35,8 +35,9 @@ _own: list[type[Variant]] = []
 def register_kernel(family: type[Variant]) -> None:
     """Makes a kernel of the caller's own known, so that tuning tables may name it.
 
-    ``family`` derives from one that an algorithm uses (``AttentionDq``, …) and has a ``kernel`` name of its own. May be
-    called again with the same class. Raises ``ArgumentError``.
+    ``family`` derives from one that an algorithm uses (``AttentionDq``, …) and has a ``kernel`` name of its own. It does the
+    same job, tensors with strides included, whose words are in ``call``; where its bindings leave those words out, it is
+    refused for such tensors. May be called again with the same class. Raises ``ArgumentError``.
     """
     bases = [known for roles in ROLES.values() for known in roles.values()]
     if not (isinstance(family, type) and issubclass(family, tuple(bases))):

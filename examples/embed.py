@@ -83,10 +83,12 @@ def on_the_gpu(raw: Any, x: dict[str, np.ndarray[Any, Any]]) -> dict[str, np.nda
     # The package works on the device as it is; close() would drop the package's caches, never the device.
     device = wa.Device.from_wgpu(raw)
     problem = wa.Problem(q_len=SEQ, kv_len=SEQ, heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, mask=wa.Mask.causal())
+    problem = problem.packed("q", "k", "v")  # as one fused projection leaves them: a row of all three at each position
     # Tiled and short clear nothing beforehand (plan.first is empty), so that they can go into a pass that is open already.
     plan = wa.plan(problem, device, algorithm="tiled")
 
-    buffers = {name: filled(raw, x[name]) for name in ("q", "k", "v", "d_o", "lse")}
+    qkv = filled(raw, np.concatenate([x["q"], x["k"], x["v"]], axis=1))
+    buffers = {"q": qkv, "k": qkv, "v": qkv, "d_o": filled(raw, x["d_o"]), "lse": filled(raw, x["lse"])}
     buffers["d_q"] = raw.create_buffer(size=plan.buffers["d_q"], usage=STORAGE | COPY_SRC)
     # Gradients may share a buffer: (buffer, offset, size) in bytes, at multiples of 256 on any device.
     size = -(-plan.buffers["d_k"] // 256) * 256

@@ -275,6 +275,16 @@ def test_accumulation(wgpu: Device, kind: str) -> None:
     assert_same_bits(right, run(wgpu, made, strided(case, q), SHARED.get(kind, ()), before=0.5))
 
 
+@pytest.mark.parametrize("kind", ["heads first", "packed"])
+def test_every_backend(device: Device, kind: str) -> None:
+    """Dawn refuses a kernel whose written bindings overlap, wherever in the buffer the kernel writes."""
+    p = problem(Mask.causal(), 40, batch=2, head_dim=64, given="o")
+    q = KINDS[kind](p)
+    case = call(p)
+    verdict = case.expected().judge(run(device, recipe(q), strided(case, q), SHARED.get(kind, ())))
+    assert verdict.ok, str(verdict)
+
+
 def test_repeated_inputs(wgpu: Device) -> None:
     """k and v of one batch entry for all, as an expanded array has them: a stride of 0."""
     p = problem(Mask.full(), 33, 40, batch=3)
