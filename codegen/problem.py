@@ -66,7 +66,7 @@ class Problem:
             raise ArgumentError("given", repr(self.given), "'none', 'o' or 'delta'")
         object.__setattr__(self, "accumulate", _gradients(self.accumulate))
         self.interval  # noqa: B018  raises for a mask that these lengths cannot have
-        object.__setattr__(self, "strides", tuple(self._settled(dict(self.strides))))
+        object.__setattr__(self, "strides", tuple(self._settled(self.strides)))
 
     @property
     def group(self) -> int:
@@ -118,8 +118,12 @@ class Problem:
         packed = side_by_side({name: shapes[name] for name in names})
         return replace(self, strides={**dict(self.strides), **dict(packed)})
 
-    def _settled(self, given: dict[str, Strides]) -> Iterable[tuple[str, Strides]]:
+    def _settled(self, strides: object) -> Iterable[tuple[str, Strides]]:
         shapes = self.shapes
+        try:
+            given: dict[str, Strides] = dict(strides)  # type: ignore[call-overload]
+        except (TypeError, ValueError):
+            raise ArgumentError("strides", repr(strides), "a mapping of names to Strides") from None
         for name in given:
             if name not in shapes or not isinstance(given[name], Strides):
                 raise ArgumentError("strides", f"{name}: {given[name]!r}", f"Strides for {', '.join(shapes)}")

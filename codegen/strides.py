@@ -6,6 +6,7 @@ counts elements of 4 bytes.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -78,7 +79,7 @@ class Strides:
 
     def has_gaps(self, shape: Shape) -> bool:
         """Whether something else can lie between its elements."""
-        return _extent(self.axes(shape), shape[3]) > int(np.prod(shape))
+        return _extent(self.axes(shape), shape[3]) > math.prod(shape)
 
     def is_distinct(self, shape: Shape) -> bool:
         """Whether no two elements are one: each axis steps past all that lies within it, as every usual layout does."""

@@ -38,6 +38,7 @@ from wgsl_attention.twin import Twin, twin_of
 from wgsl_attention.variant import Binding
 
 QKV, D_QKV = ("q", "k", "v"), GRADIENTS
+STEADY = settings(derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SHAPES = st.tuples(*(st.integers(1, most) for most in (3, 5, 3, 6)))
 
 
@@ -131,6 +132,7 @@ SHARED = {"packed": (QKV, D_QKV)}
 # What strides say
 
 
+@settings(STEADY, max_examples=400)
 @given(shape=SHAPES, data=st.data())
 def test_places_are_told_apart_from_one_another(shape: Shape, data: st.DataObject) -> None:
     """Against every element's number, for strides of every kind."""
@@ -160,6 +162,7 @@ def test_places_are_told_apart_from_one_another(shape: Shape, data: st.DataObjec
             assert told == really or (really and not same)
 
 
+@settings(STEADY)
 @given(shape=SHAPES, data=st.data())
 def test_scatter_and_gather(shape: Shape, data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from([Strides.contiguous(shape), Strides(batch=500, row=90, head=7, offset=3)]))
@@ -202,6 +205,9 @@ def test_usual_places() -> None:
     [
         (lambda p: replace(p, strides={"x": Strides(batch=0, row=1, head=1)}), "x"),
         (lambda p: replace(p, strides={"q": (1, 2, 3)}), "q"),
+        (lambda p: replace(p, strides=5), "5"),
+        (lambda p: replace(p, strides=None), "None"),
+        (lambda p: replace(p, strides=("q", "k")), "a mapping"),
         (lambda p: replace(p, strides={"d_k": Strides(batch=0, row=16, head=16)}), "d_k"),
         (lambda p: replace(p, strides={"d_q": Strides(batch=0, row=63, head=16)}), "d_q"),
         (lambda p: Strides(batch=-1, row=1, head=1), "-1"),
@@ -401,7 +407,7 @@ def test_a_kernel_without_the_words_is_refused(wgpu: Device) -> None:
     assert [line.split(": it takes ")[1].split(" ")[0] for line in lines] == ["k", "d_q"]
 
 
-@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(STEADY, max_examples=12)
 @given(data=st.data())
 def test_any_strides(wgpu: Device, data: st.DataObject) -> None:
     """Axes in any order, with gaps anywhere, for any of the tensors."""
