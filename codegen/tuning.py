@@ -10,7 +10,7 @@ must be the problem's, and the *sizes* q_len, kv_len, slots (batch·heads) and, 
 rounded to the nearest power of two (in log2, so 1448 goes to 1024 and 1449 to 2048). A row counts for a problem if each of
 the problem's own sizes is within a factor of ``REACH`` of the row's; of those that count, the one with the least sum of
 |log2| distances is the nearest. What only a small kernel reads (given, kv_lengths, guard, accumulate) is no part of the key,
-nor are strides, which cost next to nothing (1 % on an H200); a row whose kernels cannot take a problem's is passed over.
+nor are strides, which cost next to nothing (1 to 3 % on an H200); a row whose kernels cannot take a problem's is passed over.
 """
 
 from __future__ import annotations
