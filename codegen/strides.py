@@ -45,7 +45,9 @@ class Strides:
             except TypeError:
                 number = -1
             if number < 0:
-                raise ArgumentError(f"{name} stride" if name != "offset" else name, repr(value), "a whole number of elements")
+                raise ArgumentError(
+                    f"{name} stride" if name != "offset" else name, repr(value), "a whole number of elements, 0 or more"
+                )
             object.__setattr__(self, name, number)
 
     @classmethod

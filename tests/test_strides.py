@@ -269,6 +269,22 @@ def test_masks_and_what_is_given(wgpu: Device, kind: str, mask: Mask, terms: dic
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layout", ["16k", "small"])
+def test_an_lse_that_covers_more_keys(wgpu: Device, kind: str, layout: str) -> None:
+    """Only then are the rows of o read, for D."""
+    p = problem(Mask.causal(), 70, batch=2, given="o")
+    q = KINDS[kind](p)
+    at_most = 256 if kind == "odd" else 0
+    layout = "16k" if at_most else layout
+    whole = call(p)
+    case = whole.changed(lse=whole["lse"] + np.float32(0.5))
+    right = Run(device=wgpu, recipe=recipe(p, layout, at_most=at_most))(case)
+    assert_same_bits(right, run(wgpu, recipe(q, layout, at_most=at_most), strided(case, q), SHARED.get(kind, ())))
+    other = case.changed(o=2 * case["o"])
+    assert Run(device=wgpu, recipe=recipe(p, layout, at_most=at_most))(other).d_q.tobytes() != right.d_q.tobytes()
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_accumulation(wgpu: Device, kind: str) -> None:
     """Added to what is there, and nothing else of the buffer touched."""
     p = problem(Mask.causal(), 40, batch=2, accumulate=frozenset(GRADIENTS))
