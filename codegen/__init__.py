@@ -6,10 +6,9 @@ the checked-in kernels. Importing this needs neither a GPU nor Jinja2.
 
 from __future__ import annotations
 
+from .algorithms.choice import Choice, register_kernel
+from .algorithms.tiled_layouts import TiledChoice
 from .arrays import Gradients, attention_backward, rope_backward
-from .choices import Choice, register_kernel
-from .device import Device, adapters, default_device, open_device
-from .documents import doc_start_from_cu_seqlens, doc_start_from_lengths, doc_start_from_segment_ids
 from .errors import (
     ArgumentError,
     DeviceError,
@@ -20,18 +19,19 @@ from .errors import (
     VariantError,
     WgslAttentionError,
 )
-from .mask import Mask
-from .plan import Plan, plan, prepare
-from .problem import Problem
+from .gpu.device import Device, adapters, default_device, open_device
+from .kernels.variant import RenderedVariant, Variant
+from .planning.plan import Plan, plan, prepare
+from .planning.rope import record_rope_backward
+from .problem.documents import doc_start_from_cu_seqlens, doc_start_from_lengths, doc_start_from_segment_ids
+from .problem.mask import Mask
+from .problem.problem import Problem
+from .problem.strides import Strides
 from .profile import PROFILES, DeviceProfile, Limits
-from .render import render
-from .rope import record_rope_backward
-from .select import Selection, select
-from .strides import Strides
-from .tiles import TiledChoice
-from .tune_log import Measurement
-from .tuner import tune
-from .variant import RenderedVariant, Variant
+from .rendering.render import render
+from .selection.select import Selection, select
+from .tuning.journal import Measurement
+from .tuning.tuner import tune
 
 __all__ = [
     "PROFILES",

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 
 from . import __version__
-from .cli import COMMANDS
+from .cli.commands import COMMANDS
 from .errors import ArgumentError, VariantError, WgslAttentionError
 
 PROG = "wgsl-attention"

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import reference
-from .device import Device, default_device
 from .errors import ArgumentError
-from .mask import Mask
-from .plan import plan
-from .problem import Problem
-from .rope import check_rope, record_rope_backward
-from .run import run_plan
-from .words import resolve_numbers
+from .gpu.device import Device, default_device
+from .kernels.uniform_words import resolve_numbers
+from .planning.execute import run_plan
+from .planning.plan import plan
+from .planning.rope import check_rope, record_rope_backward
+from .problem.mask import Mask
+from .problem.problem import Problem
+from .reference import attention as reference
 
 F32 = NDArray[np.float32]
 

@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import wgsl_attention as wa
-from wgsl_attention import VariantError, tuning
-from wgsl_attention.select import choices
-from wgsl_attention.tiled import AttentionDq
-from wgsl_attention.variant import WorkgroupArray, param
+from wgsl_attention import VariantError
+from wgsl_attention.kernels.tiled_products import AttentionDq
+from wgsl_attention.kernels.variant import WorkgroupArray, param
+from wgsl_attention.selection import tables as tuning
+from wgsl_attention.selection.select import choices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

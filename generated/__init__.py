@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from wgsl_attention.manifest import load
+from wgsl_attention.rendering.manifest import load
 
 NAMES: tuple[str, ...] = (
     "attention_backward_short_dKdV_wg256_d128_causal",

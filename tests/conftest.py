@@ -20,9 +20,9 @@ if SWIFTSHADER.exists():
 os.environ.setdefault("XDG_RUNTIME_DIR", tempfile.gettempdir())  # EGL complains without it
 os.environ["WGSL_ATTENTION_TUNING"] = ""  # what is chosen must not depend on who has tuned what on this machine
 
-from wgsl_attention.backends import BACKENDS, adapters  # noqa: E402
-from wgsl_attention.device import Device, open_device  # noqa: E402
 from wgsl_attention.errors import DeviceError  # noqa: E402
+from wgsl_attention.gpu.backends import BACKENDS, adapters  # noqa: E402
+from wgsl_attention.gpu.device import Device, open_device  # noqa: E402
 
 
 def skip_without(backend: str) -> None:

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from wgsl_attention import accuracy, reference
-from wgsl_attention.accuracy import Expected
 from wgsl_attention.errors import ArgumentError
-from wgsl_attention.mask import Mask
-from wgsl_attention.problem import GRADIENTS, Problem
-from wgsl_attention.reference import Gradients
+from wgsl_attention.problem.mask import Mask
+from wgsl_attention.problem.problem import GRADIENTS, Problem
+from wgsl_attention.reference import accuracy
+from wgsl_attention.reference import attention as reference
+from wgsl_attention.reference.accuracy import Expected
+from wgsl_attention.reference.attention import Gradients
 
 PROBLEM = Problem(batch=2, q_len=150, kv_len=150, heads=4, kv_heads=2, head_dim=32, mask=Mask.causal())
 

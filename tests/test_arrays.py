@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention import RECIPES, Inputs, documents, inputs, problem, wgpu_device
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.attention import RECIPES, Inputs, documents, inputs, problem, wgpu_device
 from wgsl_attention import ArgumentError, Gradients, Mask, Problem, UnservedProblemError, attention_backward, rope_backward
-from wgsl_attention import reference as float64
-from wgsl_attention.device import Device
-from wgsl_attention.problem import GRADIENTS
-from wgsl_attention.select import select
+from wgsl_attention.gpu.device import Device
+from wgsl_attention.problem.problem import GRADIENTS
+from wgsl_attention.reference import attention as float64
+from wgsl_attention.selection.select import select
 
 Array = np.ndarray[Any, Any]
 SEQ, HEADS, KV_HEADS, HEAD_DIM = 24, 4, 2, 16

@@ -11,16 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention import wgpu_device
 from conftest import skip_without
-from wgsl_attention import PROFILES, ArgumentError, Device, DeviceError, Mask, Problem, bench_plot, timing
+from support.attention import wgpu_device
+from wgsl_attention import PROFILES, ArgumentError, Device, DeviceError, Mask, Problem
 from wgsl_attention.__main__ import main
-from wgsl_attention.bench_report import Report, Result
-from wgsl_attention.contenders import NAMES, contenders, document_starts, operations, visible_pairs
-from wgsl_attention.device import Pipeline
-from wgsl_attention.plan import plan
-from wgsl_attention.timing import Timing, Workbench, race
-from wgsl_attention.torch_runner import TorchRunner
+from wgsl_attention.benchmarking import timing
+from wgsl_attention.benchmarking.contenders import NAMES, contenders, document_starts, operations, visible_pairs
+from wgsl_attention.benchmarking.pytorch import TorchRunner
+from wgsl_attention.benchmarking.timing import Timing, Workbench, race
+from wgsl_attention.cli import bench_plot
+from wgsl_attention.cli.bench_report import Report, Result
+from wgsl_attention.gpu.device import Pipeline
+from wgsl_attention.planning.plan import plan
 
 Out = pytest.CaptureFixture[str]
 SHAPE = "40,2,1,16"

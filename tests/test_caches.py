@@ -8,7 +8,7 @@ import weakref
 from types import SimpleNamespace
 from typing import Any
 
-from wgsl_attention.caches import Bounded, Pool
+from wgsl_attention.gpu.caches import Bounded, Pool
 
 
 class Owner:

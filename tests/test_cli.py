@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import skip_without
-from wgsl_attention import __version__, cli, cli_gradcheck, doctor, generated
+from wgsl_attention import __version__, generated
 from wgsl_attention.__main__ import main
-from wgsl_attention.catalog import FAMILIES
+from wgsl_attention.cli import commands as cli
+from wgsl_attention.cli import gradcheck as cli_gradcheck
+from wgsl_attention.gpu import doctor
+from wgsl_attention.selection.catalog import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPE = ["--heads", "4", "--kv-heads", "2", "--head-dim", "64"]
@@ -302,7 +305,7 @@ def test_gradcheck_without_a_checkout_makes_its_own_cases(monkeypatch: pytest.Mo
     monkeypatch.setattr(cli_gradcheck, "checkout", lambda: None)
     parsed: list[Any] = []
     monkeypatch.setattr(cli_gradcheck, "_print_case", lambda *_: None)
-    monkeypatch.setattr("wgsl_attention.gradcheck.run_checks", lambda cases, **_: parsed.extend(cases) or [])
+    monkeypatch.setattr("wgsl_attention.validation.gradcheck.run_checks", lambda cases, **_: parsed.extend(cases) or [])
     skip_without("wgpu")
     main(["gradcheck", "--backend", "wgpu"])
     assert len(parsed) > 5 and "packed documents" in [case.name for case in parsed]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import wgsl_attention as wa
-from attention import problem, wgpu_device
+from support.attention import problem, wgpu_device
 from wgsl_attention import Device, Mask, Plan, Problem
 
 PLAN_SECONDS = 20e-6

@@ -18,15 +18,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference_host
-from attention import RECIPES, Inputs, run, wgpu_device
 from conftest import skip_without
-from reference_host import Host, modules
-from wgsl_attention import accuracy, attention_backward, reference
-from wgsl_attention.device import Device
-from wgsl_attention.mask import Mask
-from wgsl_attention.problem import GRADIENTS, Problem
-from wgsl_attention.reference import Gradients
+from support import original_host
+from support.attention import RECIPES, Inputs, run, wgpu_device
+from support.original_host import Host, modules
+from wgsl_attention import attention_backward
+from wgsl_attention.gpu.device import Device
+from wgsl_attention.problem.mask import Mask
+from wgsl_attention.problem.problem import GRADIENTS, Problem
+from wgsl_attention.reference import accuracy
+from wgsl_attention.reference import attention as reference
+from wgsl_attention.reference.attention import Gradients
 
 Array = np.ndarray[Any, Any]
 AT_MOST = 2e-6
@@ -114,10 +116,10 @@ def test_the_reference_file_fails(
     hosts = {name: Host(name, modules()[name]) for name in modules() if name.startswith("attention")}
     if algorithm == "streaming":
         zeros = {f"d_{n}": np.zeros_like(x[n]) for n in "qkv"}
-        found = reference_host.streaming(hosts["attention_backward"], x, 64**-0.5, zeros)
+        found = original_host.streaming(hosts["attention_backward"], x, 64**-0.5, zeros)
     else:
         pair = hosts["attention_backward_short"], hosts["attention_backward_short_dKdV"]
-        found = reference_host.short(*pair, x, 64**-0.5)
+        found = original_host.short(*pair, x, 64**-0.5)
     verdict = expected.judge(batched(found))
     assert not verdict.d_q.ok and not verdict.d_k.ok, verdict
     # It is accuracy that fails, not the host: the errors are still those of float32 arithmetic.

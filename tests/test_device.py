@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from wgsl_attention import backends
-from wgsl_attention import device as device_module
-from wgsl_attention.backends import AdapterInfo, adapters
-from wgsl_attention.device import Device, default_device, open_device
-from wgsl_attention.doctor import doctor
 from wgsl_attention.errors import ArgumentError, DeviceError, GpuBufferError
+from wgsl_attention.gpu import backends
+from wgsl_attention.gpu import device as device_module
+from wgsl_attention.gpu.backends import AdapterInfo, adapters
+from wgsl_attention.gpu.device import Device, default_device, open_device
+from wgsl_attention.gpu.doctor import doctor
+from wgsl_attention.kernels.variant import Binding, Count, Dispatch, RenderedVariant, Serves
 from wgsl_attention.profile import PROFILES, DeviceProfile, Limits
-from wgsl_attention.variant import Binding, Count, Dispatch, RenderedVariant, Serves
 
 DOUBLE = """// Doubles every element and adds a constant.
 @group(0) @binding(0) var<storage, read> x: array<f32>;
@@ -423,7 +423,7 @@ def run_python(code: str, **environment: str) -> str:
 
 def test_no_adapter_says_what_to_install() -> None:
     code = """
-from wgsl_attention import device, doctor
+from wgsl_attention.gpu import device, doctor
 assert device.adapters() == []
 try:
     device.open_device()
@@ -439,7 +439,7 @@ print(*doctor.doctor()["advice"], sep="\\n")
 
 def test_importing_is_cheap() -> None:
     code = """
-import sys, wgsl_attention.device, wgsl_attention.doctor
+import sys, wgsl_attention.gpu.device, wgsl_attention.gpu.doctor
 print(sorted({"wgpu", "wgpudawn", "jinja2"} & set(sys.modules)))
 """
     assert run_python(code).strip() == "[]"

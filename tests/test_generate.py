@@ -13,14 +13,16 @@ from pathlib import Path
 
 import pytest
 import wgsl_attention as wa
-from wgsl_attention import build, catalog, generated, manifest
-from wgsl_attention.catalog import FAMILIES
+from wgsl_attention import generated
 from wgsl_attention.errors import ArgumentError, ManifestError
-from wgsl_attention.kernels import AttentionBackward
-from wgsl_attention.mask import Mask
-from wgsl_attention.problem import Problem
-from wgsl_attention.render import render
-from wgsl_attention.variant import MAX_WORKGROUPS, RenderedVariant
+from wgsl_attention.kernels.original import AttentionBackward
+from wgsl_attention.kernels.variant import MAX_WORKGROUPS, RenderedVariant
+from wgsl_attention.problem.mask import Mask
+from wgsl_attention.problem.problem import Problem
+from wgsl_attention.rendering import build, manifest
+from wgsl_attention.rendering.render import render
+from wgsl_attention.selection import catalog
+from wgsl_attention.selection.catalog import FAMILIES
 
 FOLDER = Path(generated.__file__).parent
 MAX_FILES, MAX_BYTES = 200, 3 << 20
@@ -46,7 +48,7 @@ def test_another_process_builds_the_same_bytes(files: dict[str, str], tmp_path: 
     """With another hash seed, locale, time zone and working directory."""
     code = """
 import hashlib, json
-from wgsl_attention.build import build
+from wgsl_attention.rendering.build import build
 print(hashlib.sha256(json.dumps(build()).encode()).hexdigest())
 """
     env = {"PYTHONHASHSEED": "12345", "LC_ALL": "C", "TZ": "Asia/Tokyo", "PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}

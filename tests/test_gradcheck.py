@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import skip_without
-from wgsl_attention import gradcheck
-from wgsl_attention.accuracy import expected
-from wgsl_attention.algorithms import REFUSALS
-from wgsl_attention.device import Device, open_device
+from wgsl_attention.algorithms.original import REFUSALS
 from wgsl_attention.errors import ArgumentError, DeviceError
-from wgsl_attention.gradcases import Case, case_from_file, synthetic_case, synthetic_cases
-from wgsl_attention.gradcheck import Check, judge_rope, run_checks
-from wgsl_attention.mask import Mask
-from wgsl_attention.problem import Problem
-from wgsl_attention.reference import Gradients, rope_backward
+from wgsl_attention.gpu.device import Device, open_device
+from wgsl_attention.problem.mask import Mask
+from wgsl_attention.problem.problem import Problem
+from wgsl_attention.reference.accuracy import expected
+from wgsl_attention.reference.attention import Gradients, rope_backward
+from wgsl_attention.reference.samples import Case, case_from_file, synthetic_case, synthetic_cases
+from wgsl_attention.validation import gradcheck
+from wgsl_attention.validation.gradcheck import Check, judge_rope, run_checks
 
 REAL_STEP = Path(__file__).parent / "data" / "real_step.npz"
 

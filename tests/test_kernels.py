@@ -13,26 +13,35 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention import RECIPES, SENTINEL, Array, Inputs, Run, documents, inputs, problem, run, short, streaming, wgpu_device
-from wgsl_attention import catalog, reference
-from wgsl_attention.catalog import FAMILIES
-from wgsl_attention.device import Device, open_device
-from wgsl_attention.errors import VariantError
-from wgsl_attention.kernels import (
-    SHORT_MASKS,
-    AttentionBackward,
-    AttentionBackwardShort,
-    AttentionBackwardShortDkdv,
+from support.attention import (
+    RECIPES,
+    SENTINEL,
+    Array,
+    Inputs,
+    Run,
+    documents,
+    inputs,
+    problem,
+    run,
+    short,
+    streaming,
+    wgpu_device,
 )
-from wgsl_attention.mask import Align, Mask
-from wgsl_attention.problem import GRADIENTS, Problem
-from wgsl_attention.recipe import Recipe
-from wgsl_attention.reference import Gradients
-from wgsl_attention.render import render
-from wgsl_attention.rope import rope_ratio
-from wgsl_attention.rope_kernels import RopeKBackward, RopeQBackward
-from wgsl_attention.texts import rendered
-from wgsl_attention.variant import WORKGROUP_SIZES, RenderedVariant, Variant
+from wgsl_attention.algorithms.recipe import Recipe
+from wgsl_attention.errors import VariantError
+from wgsl_attention.gpu.device import Device, open_device
+from wgsl_attention.kernels.original import SHORT_MASKS, AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
+from wgsl_attention.kernels.rope import RopeKBackward, RopeQBackward
+from wgsl_attention.kernels.variant import WORKGROUP_SIZES, RenderedVariant, Variant
+from wgsl_attention.planning.rope import rope_ratio
+from wgsl_attention.problem.mask import Align, Mask
+from wgsl_attention.problem.problem import GRADIENTS, Problem
+from wgsl_attention.reference import attention as reference
+from wgsl_attention.reference.attention import Gradients
+from wgsl_attention.rendering.kernel_text import rendered
+from wgsl_attention.rendering.render import render
+from wgsl_attention.selection import catalog
+from wgsl_attention.selection.catalog import FAMILIES
 
 ALGORITHMS = tuple(RECIPES)
 GUARDS = ("zero", "propagate")

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 import wgsl_attention as wa
-from attention import RECIPES, SENTINEL, Inputs, documents, inputs, problem, wgpu_device
 from conftest import skip_without
+from support.attention import RECIPES, SENTINEL, Inputs, documents, inputs, problem, wgpu_device
 from wgsl_attention import PROFILES, ArgumentError, Device, GpuBufferError, Limits, Mask, Plan, Problem, UnservedProblemError
-from wgsl_attention.device import open_device
-from wgsl_attention.kernels import AttentionBackwardShort
-from wgsl_attention.problem import GRADIENTS
-from wgsl_attention.reference import Gradients
-from wgsl_attention.select import select
+from wgsl_attention.gpu.device import open_device
+from wgsl_attention.kernels.original import AttentionBackwardShort
+from wgsl_attention.problem.problem import GRADIENTS
+from wgsl_attention.reference.attention import Gradients
+from wgsl_attention.selection.select import select
 
 Array = np.ndarray[Any, Any]
 COPY_SRC, COPY_DST, UNIFORM, STORAGE = 4, 8, 64, 128

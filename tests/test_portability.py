@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from compilers import COMPILERS, device, verdict
+from support.compilers import COMPILERS, device, verdict
 from test_static_checks import DIVERGENT, HEAD, UNIFORM
-from wgsl_attention import backends, toolchains
 from wgsl_attention.errors import DeviceError
+from wgsl_attention.gpu import backends
 from wgsl_attention.profile import Limits
+from wgsl_attention.validation import toolchains
 
 BODY = "@compute @workgroup_size(64)\nfn main(@builtin(local_invocation_index) tid: u32) {\n"
 OUT = "@group(0) @binding(0) var<storage, read_write> out: array<f32>;\n"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from wgsl_attention.errors import ArgumentError, WgslAttentionError
-from wgsl_attention.mask import ALIGNMENTS, Align, Interval, Mask
-from wgsl_attention.problem import MAX_HEAD_DIM, MAX_LENGTH, Problem
-from wgsl_attention.reference import key_intervals
+from wgsl_attention.problem.mask import ALIGNMENTS, Align, Interval, Mask
+from wgsl_attention.problem.problem import MAX_HEAD_DIM, MAX_LENGTH, Problem
+from wgsl_attention.reference.attention import key_intervals
 
 FIXED = settings(
     derandomize=True, database=None, deadline=None, max_examples=400, suppress_health_check=[HealthCheck.filter_too_much]

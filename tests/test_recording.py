@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import wgsl_attention as wa
-from attention import SENTINEL, Inputs, inputs, problem, wgpu_device
+from support.attention import SENTINEL, Inputs, inputs, problem, wgpu_device
 from wgsl_attention import ArgumentError, Device, DeviceError, GpuBufferError, Limits, Mask, Plan, Problem
-from wgsl_attention.device import open_device
-from wgsl_attention.problem import GRADIENTS
-from wgsl_attention.reference import Gradients
+from wgsl_attention.gpu.device import open_device
+from wgsl_attention.problem.problem import GRADIENTS
+from wgsl_attention.reference.attention import Gradients
 
 SEQ = 150
 """Three blocks of the tiled kernels, so that parts of gradients are summed afterwards."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from wgsl_attention import reference
 from wgsl_attention.errors import ArgumentError
-from wgsl_attention.mask import Mask
-from wgsl_attention.problem import GRADIENTS, Problem
-from wgsl_attention.reference import Gradients
+from wgsl_attention.problem.mask import Mask
+from wgsl_attention.problem.problem import GRADIENTS, Problem
+from wgsl_attention.reference import attention as reference
+from wgsl_attention.reference.attention import Gradients
 
 DOCUMENTS = np.array([0, 0, 0, 3, 3, 5, 6])
 NOT_MONOTONE = np.array([0, 1, 0, 2, 1, 5, 3])

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from breakage import BREAKAGES
-from wgsl_attention import manifest
+from support.breakage import BREAKAGES
 from wgsl_attention.errors import ArgumentError
-from wgsl_attention.static_checks import RULES, check, count, workgroup_bytes
-from wgsl_attention.uniformity import divergences
-from wgsl_attention.wgsl_text import evaluate, parse
+from wgsl_attention.rendering import manifest
+from wgsl_attention.wgsl.checks import RULES, check, count, workgroup_bytes
+from wgsl_attention.wgsl.parser import evaluate, parse
+from wgsl_attention.wgsl.uniformity import divergences
 
 STATIC = {name: breakage for name, breakage in BREAKAGES.items() if breakage.static}
 CAUSAL = "attention_backward_wg256_d64_causal"

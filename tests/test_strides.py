@@ -14,28 +14,30 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-from attention import SENTINEL, Array, wgpu_device
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiled_cases import Call, Run, assert_same_bits, call, check, problem, recipe
-from wgsl_attention import cases, gradcases, tuning
-from wgsl_attention.choices import Choice
-from wgsl_attention.cli import COMMANDS
-from wgsl_attention.cli_common import problem_of
-from wgsl_attention.device import Device
+from support.attention import SENTINEL, Array, wgpu_device
+from support.tiled_cases import Call, Run, assert_same_bits, call, check, problem, recipe
+from wgsl_attention.algorithms.choice import Choice
+from wgsl_attention.algorithms.recipe import Recipe
+from wgsl_attention.cli.commands import COMMANDS
+from wgsl_attention.cli.common import problem_of
 from wgsl_attention.errors import ArgumentError, GpuBufferError, UnservedProblemError
-from wgsl_attention.gradcheck import run_checks
-from wgsl_attention.mask import Mask
-from wgsl_attention.plan import Plan, plan
-from wgsl_attention.problem import GRADIENTS, Problem
+from wgsl_attention.gpu.device import Device
+from wgsl_attention.kernels.tiled_products import AttentionDq
+from wgsl_attention.kernels.variant import Binding
+from wgsl_attention.planning.plan import Plan, plan
+from wgsl_attention.problem.mask import Mask
+from wgsl_attention.problem.problem import GRADIENTS, Problem
+from wgsl_attention.problem.strides import Shape, Strides, apart, gather, scatter
 from wgsl_attention.profile import PROFILES, Limits
-from wgsl_attention.recipe import Recipe
-from wgsl_attention.reference import Gradients
-from wgsl_attention.select import Selection, select
-from wgsl_attention.strides import Shape, Strides, apart, gather, scatter
-from wgsl_attention.tiled import AttentionDq
-from wgsl_attention.twin import Twin, twin_of
-from wgsl_attention.variant import Binding
+from wgsl_attention.reference import samples as gradcases
+from wgsl_attention.reference.attention import Gradients
+from wgsl_attention.selection import tables as tuning
+from wgsl_attention.selection.select import Selection, select
+from wgsl_attention.tuning.miniature import Twin, twin_of
+from wgsl_attention.validation import coverage as cases
+from wgsl_attention.validation.gradcheck import run_checks
 
 QKV, D_QKV = ("q", "k", "v"), GRADIENTS
 STEADY = settings(derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -12,16 +12,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention import Array, documents, wgpu_device
-from tiled_cases import GUARDS, Call, Run, assert_same_bits, call, check, problem, recipe, small
-from wgsl_attention import catalog, reference
-from wgsl_attention.device import Device
-from wgsl_attention.mask import Mask
-from wgsl_attention.problem import GRADIENTS, Problem
-from wgsl_attention.reference import Gradients
-from wgsl_attention.render import render
-from wgsl_attention.tiled_recipe import tiled
-from wgsl_attention.tiles import LAYOUTS, choice
+from support.attention import Array, documents, wgpu_device
+from support.tiled_cases import GUARDS, Call, Run, assert_same_bits, call, check, problem, recipe, small
+from wgsl_attention.algorithms.tiled import tiled
+from wgsl_attention.algorithms.tiled_layouts import LAYOUTS, choice
+from wgsl_attention.gpu.device import Device
+from wgsl_attention.problem.mask import Mask
+from wgsl_attention.problem.problem import GRADIENTS, Problem
+from wgsl_attention.reference import attention as reference
+from wgsl_attention.reference.attention import Gradients
+from wgsl_attention.rendering.render import render
+from wgsl_attention.selection import catalog
 
 KINDS = ("16k", "small")
 GIVEN = ("none", "o", "delta")

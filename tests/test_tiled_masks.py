@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention import Array, documents, wgpu_device
-from tiled_cases import GUARDS, Call, Run, assert_same_bits, call, check, problem, recipe
-from wgsl_attention.device import Device
-from wgsl_attention.mask import Align, Mask
-from wgsl_attention.problem import GRADIENTS, Problem
+from support.attention import Array, documents, wgpu_device
+from support.tiled_cases import GUARDS, Call, Run, assert_same_bits, call, check, problem, recipe
+from wgsl_attention.gpu.device import Device
+from wgsl_attention.problem.mask import Align, Mask
+from wgsl_attention.problem.problem import GRADIENTS, Problem
 
 KINDS = ("16k", "small")
 CAUSAL, WHOLE = Mask.documents(), Mask.documents(causal=False)
@@ -218,7 +218,7 @@ def test_what_is_invisible_changes_no_bit(
     wgpu: Device, p: Problem, options: dict[str, Any], given: Any, guard: str, poison: float
 ) -> None:
     """Neither does what the scratch held before: blocks outside every interval are not read."""
-    from wgsl_attention.reference import key_intervals
+    from wgsl_attention.reference.attention import key_intervals
 
     clean = call(p, **options).asking(given=given)
     lo, hi = key_intervals(clean.problem, **{n: clean[n] for n in ("doc_start", "kv_lengths") if n in clean.arrays})

@@ -14,21 +14,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from attention import wgpu_device
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from tiled_cases import Call, Run, call, check, problem, recipe, small
-from wgsl_attention.device import Device
+from support.attention import wgpu_device
+from support.tiled_cases import Call, Run, call, check, problem, recipe, small
+from wgsl_attention.algorithms.recipe import Recipe
+from wgsl_attention.algorithms.tiled import strips, tiled
+from wgsl_attention.algorithms.tiled_layouts import LAYOUTS, TiledChoice, choice
 from wgsl_attention.errors import ArgumentError, VariantError
-from wgsl_attention.mask import Mask
-from wgsl_attention.problem import Problem
+from wgsl_attention.gpu.device import Device
+from wgsl_attention.kernels.tiled_products import AttentionDkdv, AttentionDq, AttentionScores
+from wgsl_attention.kernels.variant import Variant
+from wgsl_attention.problem.mask import Mask
+from wgsl_attention.problem.problem import Problem
 from wgsl_attention.profile import PROFILES, DeviceProfile
-from wgsl_attention.recipe import Recipe
-from wgsl_attention.select import select
-from wgsl_attention.tiled import AttentionDkdv, AttentionDq, AttentionScores
-from wgsl_attention.tiled_recipe import strips, tiled
-from wgsl_attention.tiles import LAYOUTS, TiledChoice, choice
-from wgsl_attention.variant import Variant
+from wgsl_attention.selection.select import select
 
 LISTED = {1, 2, 63, 64, 65, 127, 129, 255, 257, 1023, 1025}
 TILES = {size for layout in LAYOUTS.values() for tile in (layout.scores, layout.dkdv, layout.dq) for size in tile[:2]}

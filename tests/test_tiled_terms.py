@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import wgsl_attention as wa
-from attention import wgpu_device
-from wgsl_attention import accuracy, reference
-from wgsl_attention.device import Device
-from wgsl_attention.mask import Mask
-from wgsl_attention.problem import Problem
+from support.attention import wgpu_device
+from wgsl_attention.gpu.device import Device
+from wgsl_attention.problem.mask import Mask
+from wgsl_attention.problem.problem import Problem
+from wgsl_attention.reference import accuracy
+from wgsl_attention.reference import attention as reference
 
 SLOPES = np.array([0.5, 0.25, 0.125, 0.0625], np.float32)
 

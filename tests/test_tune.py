@@ -17,19 +17,21 @@ from typing import Any, ClassVar
 import pytest
 import wgsl_attention as wa
 from conftest import skip_without
-from wgsl_attention import PROFILES, Choice, Mask, Measurement, Problem, tune_log, tuning
+from wgsl_attention import PROFILES, Choice, Mask, Measurement, Problem
 from wgsl_attention.__main__ import main
-from wgsl_attention.device import Device, open_device
-from wgsl_attention.render import environment
-from wgsl_attention.search import RUNGS, Search
-from wgsl_attention.select import choices, select
-from wgsl_attention.space import SOFTWARE_PARTS
-from wgsl_attention.tiled import AttentionDq
-from wgsl_attention.timing import Workbench, race
-from wgsl_attention.trial import Candidate, Vouching
-from wgsl_attention.tune_log import MAX_ATTEMPTS, Journal
-from wgsl_attention.tuner import PRESETS, Tuner, tune
-from wgsl_attention.twin import Twin, twin_of
+from wgsl_attention.benchmarking.timing import Workbench, race
+from wgsl_attention.gpu.device import Device, open_device
+from wgsl_attention.kernels.tiled_products import AttentionDq
+from wgsl_attention.rendering.render import environment
+from wgsl_attention.selection import tables as tuning
+from wgsl_attention.selection.select import choices, select
+from wgsl_attention.tuning import journal as tune_log
+from wgsl_attention.tuning.journal import MAX_ATTEMPTS, Journal
+from wgsl_attention.tuning.miniature import Twin, twin_of
+from wgsl_attention.tuning.search import RUNGS, Search
+from wgsl_attention.tuning.space import SOFTWARE_PARTS
+from wgsl_attention.tuning.trial import Candidate, Vouching
+from wgsl_attention.tuning.tuner import PRESETS, Tuner, tune
 
 Out = pytest.CaptureFixture[str]
 SHAPES = ("48,2,1,16", "200,2,1,16")

@@ -12,24 +12,16 @@ from typing import Any, ClassVar
 
 import pytest
 import wgsl_attention as wa
-from wgsl_attention import (
-    PROFILES,
-    Choice,
-    DeviceProfile,
-    Mask,
-    Problem,
-    TuningError,
-    VariantError,
-    catalog,
-    tuning,
-    tuning_files,
-)
-from wgsl_attention.choices import ROLES
-from wgsl_attention.select import choices, select
-from wgsl_attention.space import STAGES, distance, own, stage, with_scores, workgroups
-from wgsl_attention.tiled import AttentionDq, AttentionScores
-from wgsl_attention.tuning import EMPTY, Key, Row, Table, mask_kind
-from wgsl_attention.tuning_files import VARIABLE
+from wgsl_attention import PROFILES, Choice, DeviceProfile, Mask, Problem, TuningError, VariantError
+from wgsl_attention.algorithms.choice import ROLES
+from wgsl_attention.kernels.tiled_products import AttentionDq, AttentionScores
+from wgsl_attention.selection import catalog
+from wgsl_attention.selection import table_files as tuning_files
+from wgsl_attention.selection import tables as tuning
+from wgsl_attention.selection.select import choices, select
+from wgsl_attention.selection.table_files import VARIABLE
+from wgsl_attention.selection.tables import EMPTY, Key, Row, Table, mask_kind
+from wgsl_attention.tuning.space import STAGES, distance, own, stage, with_scores, workgroups
 
 GPU = replace(
     PROFILES["workgroup-48k"],

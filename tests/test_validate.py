@@ -11,12 +11,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from breakage import BREAKAGES
-from wgsl_attention import cases, catalog, manifest, toolchains, validate, validate_matrix
+from support.breakage import BREAKAGES
+from wgsl_attention.cli import validate
 from wgsl_attention.errors import ArgumentError
-from wgsl_attention.toolchains import Column
-from wgsl_attention.validate_report import DEFAULT_PROFILES, Report
-from wgsl_attention.variant import Binding, RenderedVariant
+from wgsl_attention.kernels.variant import Binding, RenderedVariant
+from wgsl_attention.rendering import manifest
+from wgsl_attention.selection import catalog
+from wgsl_attention.validation import coverage as cases
+from wgsl_attention.validation import matrix as validate_matrix
+from wgsl_attention.validation import toolchains
+from wgsl_attention.validation.report import DEFAULT_PROFILES, Report
+from wgsl_attention.validation.toolchains import Column
 
 CAUSAL = "attention_backward_wg256_d64_causal"
 COMPILING = [("naga", "llvmpipe"), ("tint", "none")]
@@ -252,7 +257,7 @@ def test_a_driver_that_is_not_there_is_left_out() -> None:
     nothing = Column(
         compiler="naga",
         driver="llvmpipe",
-        command=(sys.executable, "-m", "wgsl_attention.validate_worker", "wgpu", "llvmpipe", "default"),
+        command=(sys.executable, "-m", "wgsl_attention.validation.worker", "wgpu", "llvmpipe", "default"),
         environment={"VK_DRIVER_FILES": os.devnull, "VK_ADD_DRIVER_FILES": "", "__EGL_VENDOR_LIBRARY_FILENAMES": os.devnull},
     )
     report = validate_matrix.validate([manifest.load(CAUSAL)], [nothing])

@@ -1,0 +1,129 @@
+"""Recipes as data: ordered dispatches, the buffers they bind, and the scratch between them.
+
+A ``Recipe`` is made for one problem from one choice of variants. It names buffers by role and counts bytes and
+workgroups, and knows nothing of a device; ``refusals`` says why a device cannot run it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..kernels.variant import Variant
+from ..problem.problem import Problem
+from ..problem.strides import apart, scatter
+from ..profile import DeviceProfile
+
+MAX_INDEX = 1 << 32
+"""Kernels index elements in u32."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One dispatch.
+
+    ``buffers`` maps a binding's role to the buffer that goes there, where the two differ in name; ``sizes`` are factors
+    of the dispatch formula, and words of the kernel's uniforms, beside the problem's.
+    """
+
+    variant: Variant
+    buffers: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def workgroups(self, problem: Problem) -> tuple[int, int, int]:
+        return self.variant.dispatch.workgroups({**problem.sizes, **self.sizes})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Ordered steps, the scratch they share (name → bytes) and the caller's gradients that are cleared first."""
+
+    algorithm: str
+    problem: Problem
+    steps: tuple[Step, ...]
+    scratch: Mapping[str, int] = field(default_factory=dict)
+    cleared: tuple[str, ...] = ()
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """The distinct variants, in order of first use."""
+        return tuple(dict.fromkeys(step.variant for step in self.steps))
+
+    def buffer_bytes(self) -> dict[str, int]:
+        """Bytes of every buffer that some step binds, by name, scratch included."""
+        sizes = {**buffer_bytes(self.problem), **self.scratch}
+        bound = {
+            step.buffers.get(binding.role, binding.role)
+            for step in self.steps
+            for binding in step.variant.bindings
+            if not binding.words
+        }
+        return {name: sizes[name] for name in sorted(bound)}
+
+    def clash(self, name: str, offset: int, other: str, other_offset: int) -> str:
+        """What two gradients in one buffer, at these offsets in bytes, need instead; empty where they may be there.
+
+        They may where they share no element, and no kernel binds both: WebGPU has no two bindings that overlap and are written.
+        """
+        p = self.problem
+        one, two = p.strides_of(name).moved(offset // 4), p.strides_of(other).moved(other_offset // 4)
+        if not apart(one, p.shapes[name], two, p.shapes[other]):
+            return "a buffer of its own, or places of its own there"
+        for step in self.steps:
+            if {name, other} <= {step.buffers.get(binding.role, binding.role) for binding in step.variant.bindings}:
+                return f"a buffer of its own, since {step.variant.kernel} writes both"
+        return ""
+
+    def refusals(self, profile: DeviceProfile) -> tuple[str, ...]:
+        """Why this recipe cannot run on a device, one line each; empty where it can."""
+        lines = [f"{v.name}: {line}" for v in self.variants for line in v.shortfalls(profile)]
+        limits = profile.limits
+        uniform = {b.role for v in self.variants for b in v.bindings if b.access == "uniform"}
+        for name, size in self.buffer_bytes().items():
+            limit = limits.max_uniform_buffer_binding_size if name in uniform else limits.max_storage_buffer_binding_size
+            limit = min(limit, limits.max_buffer_size)
+            if size > limit:
+                lines.append(f"{name} takes {size} bytes, the device binds {limit}")
+            if size // 4 >= MAX_INDEX:
+                lines.append(f"{name} has {size // 4} elements, more than a 32-bit index reaches")
+        lines += [line for step in self.steps for line in _stray(step, self.problem)] if self.problem.strides else []
+        most = limits.max_compute_workgroups_per_dimension
+        for step in self.steps:
+            counts = step.workgroups(self.problem)
+            if max(counts) > most:
+                lines.append(f"{step.variant.name}: {counts} workgroups, the device takes {most} in a dimension")
+        return tuple(dict.fromkeys(lines))
+
+
+def buffer_bytes(problem: Problem) -> dict[str, int]:
+    """Bytes of each of the caller's buffers, by role."""
+    p = problem
+    return {
+        **{name: 4 * p.strides_of(name).span(shape) for name, shape in p.shapes.items()},
+        "doc_start": 4 * p.batch * p.q_len,
+        "kv_lengths": 4 * p.batch,
+        "alibi_slopes": 4 * p.heads,
+    }
+
+
+def placed(problem: Problem, name: str, array: NDArray[Any]) -> NDArray[Any]:
+    """What the buffer of a tensor, or of any other array of a call, holds: ``array`` where the problem has its rows."""
+    return scatter(array, problem.strides_of(name)) if name in dict(problem.strides) else np.ascontiguousarray(array)
+
+
+def _stray(step: Step, problem: Problem) -> Iterator[str]:
+    """What a step's kernel does not take of the problem's strides."""
+    strided = dict(problem.strides)
+    for binding in step.variant.bindings:
+        name = step.buffers.get(binding.role, binding.role)
+        if name not in strided:
+            continue
+        words = {word for b in step.variant.bindings for word in b.words}
+        if f"{binding.role}_row:u32" not in words:
+            yield f"{step.variant.name}: it takes {name} without gaps only, not {strided[name]}"
+        elif "vec4" in binding.type and not strided[name].multiples_of(4):
+            yield f"{step.variant.name}: it takes {name} by vec4, and not every number of {strided[name]} is a multiple of 4"

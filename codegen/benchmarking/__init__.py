@@ -1,0 +1,1 @@
+"""Times algorithms side by side."""

@@ -1,0 +1,1 @@
+"""The device underneath: adapters, buffers, pipelines and their caches."""

@@ -1,0 +1,1 @@
+"""One kernel as data: its parameters, rules, bindings, workgroup memory and dispatch."""

@@ -1,0 +1,77 @@
+"""The two rotary-embedding kernels of the reference file's contract."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..problem.problem import MAX_HEAD_DIM
+from .variant import WORKGROUP_SIZES, Binding, Count, Dispatch, Serves, Variant, param
+
+ONE_OVER_TWO_PI = 2935890503282001226
+"""1/2π as a 64-bit fraction, rounded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RopeBackward(Variant):
+    """The inverse rotation of interleaved pairs, in place. One thread owns one pair.
+
+    The angle is position · base^(−2·pair/head_dim). Where ``params`` carries the ratio base^(−2/head_dim) as a 64-bit
+    fraction, it is exact to 2⁻³² of a turn at any position; where those words are zero (a host of the reference), it is
+    computed in f32 as the reference does.
+    """
+
+    template: ClassVar[str] = "rope/rope_backward.wgsl.j2"
+    tensor: ClassVar[str]
+    role: ClassVar[str]
+    heads: ClassVar[str]
+
+    wg: int = param("wg", "threads of a workgroup", values=WORKGROUP_SIZES)
+
+    @property
+    def context(self) -> dict[str, object]:
+        return {"tensor": self.tensor, "one_over_two_pi": ONE_OVER_TWO_PI}
+
+    @property
+    def workgroup_size(self) -> int:
+        return self.wg
+
+    @property
+    def bindings(self) -> tuple[Binding, ...]:
+        dims = ("seq_len:u32", f"{self.heads}:u32", "head_dim:u32", "pos_offset:u32")
+        params = ("rope_base:f32", "ratio_low:u32", "ratio_high:u32")
+        return (
+            Binding(binding=0, name=self.tensor, type="array<f32>", access="read_write", role=self.role),
+            Binding(binding=1, name="dims", type="vec4<u32>", access="uniform", role="dims", words=dims),
+            Binding(binding=2, name="params", type="vec4<u32>", access="uniform", role="params", words=params),
+        )
+
+    @property
+    def dispatch(self) -> Dispatch:
+        return Dispatch(
+            x=Count(factors=("seq_len", self.heads, "half_head_dim"), divisor=self.wg), z=Count(factors=("batch",)), flat=True
+        )
+
+    @property
+    def serves(self) -> Serves:
+        return Serves(masks=(), min_head_dim=2, max_head_dim=MAX_HEAD_DIM)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeQBackward(_RopeBackward):
+    """Rotary embedding, backward, on d_q: (batch, seq, heads, head_dim)."""
+
+    kernel: ClassVar[str] = "rope_q_backward"
+    tensor: ClassVar[str] = "dQ"
+    role: ClassVar[str] = "d_q"
+    heads: ClassVar[str] = "heads"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeKBackward(_RopeBackward):
+    """Rotary embedding, backward, on d_k: (batch, seq, kv_heads, head_dim)."""
+
+    kernel: ClassVar[str] = "rope_k_backward"
+    tensor: ClassVar[str] = "dK"
+    role: ClassVar[str] = "d_k"
+    heads: ClassVar[str] = "kv_heads"

@@ -1,0 +1,287 @@
+"""The matrix kernels of the ``tiled`` algorithm: five products, no atomics, no scratch that grows with the length squared.
+
+The work goes in strips of queries. For each strip, ``AttentionScores`` leaves P and dP of the strip's queries in scratch,
+with the sums of each row; ``AttentionRows`` makes D and a correction from the sums; ``AttentionDkdv`` and ``AttentionDq``
+multiply what is there with d_o, q and k. Masks are resolved by ``AttentionIntervals`` alone, into [lo, hi) of every query
+and the hull of every block of queries; the other kernels know no mask modes.
+
+A *slot* is one (batch entry, head), numbered batch·heads + head; a strip is a range of rows of a range of slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..problem.problem import MAX_HEAD_DIM
+from .tiled_reductions import ALL_MASKS, PARTS, SIZES, STRIP, call, slopes, storage, stride_words, terms_type
+from .variant import Binding, Count, Dispatch, Rule, Serves, Variant, WorkgroupArray, param
+
+DIM_RULE = Rule(
+    lambda v: 1 <= v.head_dim <= MAX_HEAD_DIM and v.v_head_dim <= MAX_HEAD_DIM,
+    f"head_dim {{head_dim}} or v_head_dim {{v_head_dim}} is outside 1 to {MAX_HEAD_DIM}",
+)
+THREADS_RULE = Rule(
+    lambda v: v.rows % v.row_reg == 0 and v.cols % v.col_reg == 0 and 32 <= v.workgroup_size <= 1024,
+    "a block of {rows} × {cols} does not divide into {row_reg} × {col_reg} a thread, or not into 32 to 1024 threads",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TiledVariant(Variant):
+    """What the matrix kernels share: a block of rows × cols, and row_reg × col_reg of it in each thread's registers."""
+
+    rows: int = param("rows", "rows of the block that a workgroup owns", values=(16, 32, 64, 128, 256))
+    cols: int = param("cols", "its columns")
+    row_reg: int = param("rr", "rows in one thread's registers", values=(2, 4, 8))
+    col_reg: int = param("cr", "columns in one thread's registers", values=(2, 4, 8))
+    chunk: int = param("chunk", "of the summed axis, staged in workgroup memory at a time", values=(8, 16, 32, 64))
+    head_dim: int = param("d", "head_dim: a constant, or with at_most the bound of what comes in call")
+    v_head_dim: int = param("v", "v_head_dim where it differs from head_dim", default=0)
+    at_most: bool = param("", "head dims are bounds, the real ones come in call", values=(False, True), default=False)
+    guard: str = param("", "what becomes of non-finite numbers", values=("zero", "propagate"), default="zero")
+    softcap: bool = param("softcap", "scores are c·tanh(S/c)", values=(False, True), default=False)
+    alibi: bool = param("alibi", "scores fall with the distance, by a slope for each head", values=(False, True), default=False)
+
+    def tag(self, field: str, tag: str) -> str:
+        return tag + "max" if field in ("head_dim", "v_head_dim") and self.at_most else tag
+
+    @property
+    def v_dim(self) -> int:
+        return self.v_head_dim or self.head_dim
+
+    @property
+    def vectorised(self) -> bool:
+        """Rows of the inputs are read as vec4: head dims are constants and multiples of four."""
+        return not self.at_most and self.head_dim % 4 == 0 and self.v_dim % 4 == 0
+
+    @property
+    def element(self) -> str:
+        return "vec4<f32>" if self.vectorised else "f32"
+
+    @property
+    def row_threads(self) -> int:
+        return self.rows // self.row_reg
+
+    @property
+    def col_threads(self) -> int:
+        return self.cols // self.col_reg
+
+    @property
+    def workgroup_size(self) -> int:
+        return self.row_threads * self.col_threads
+
+    @property
+    def context(self) -> dict[str, object]:
+        return {
+            "threads": self.workgroup_size,
+            "col_threads": self.col_threads,
+            "v_dim": self.v_dim,
+            "vectorised": self.vectorised,
+            "element": self.element,
+            **{array.name + "_count": array.count for array in self.workgroup_arrays},
+        }
+
+    @property
+    def cap_words(self) -> tuple[str, ...]:
+        """Words of ``call`` that a softcap adds."""
+        return ("softcap:f32",) if self.softcap else ()
+
+    @property
+    def serves(self) -> Serves:
+        return Serves(masks=ALL_MASKS, min_head_dim=1 if self.at_most else self.head_dim, max_head_dim=self.head_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionScores(_TiledVariant):
+    """P and dP of a strip, and each row's Σ P and Σ P·dP over a span of keys.
+
+    One workgroup owns ``rows`` queries of one slot and ``span`` blocks of ``cols`` keys. Blocks that no query of it sees are
+    not visited, and not written.
+    """
+
+    kernel: ClassVar[str] = "attention_scores"
+    template: ClassVar[str] = "tiled/attention_scores.wgsl.j2"
+    rules: ClassVar[tuple[Rule, ...]] = (DIM_RULE, THREADS_RULE)
+
+    span: int = param("span", "blocks of keys that one workgroup visits", values=(1, 2, 4, 8, 16))
+
+    @property
+    def row_stride(self) -> int:
+        """vec4 elements of a staged row; one more than the chunk, against bank conflicts."""
+        return self.chunk // 4 + 1
+
+    @property
+    def context(self) -> dict[str, object]:
+        return {**_TiledVariant.context.fget(self), "row_stride": self.row_stride}  # type: ignore[attr-defined]
+
+    @property
+    def bindings(self) -> tuple[Binding, ...]:
+        return (
+            storage(0, "q", self.element),
+            storage(1, "k", self.element),
+            storage(2, "v", self.element),
+            storage(3, "d_o", self.element),
+            storage(4, "lse", "f32"),
+            storage(5, "intervals", "vec2<i32>"),
+            storage(6, "scores", "vec4<f32>", access="read_write"),
+            storage(7, "row_sums", "vec2<f32>", access="read_write"),
+            call(
+                8,
+                *SIZES,
+                "scale:f32",
+                *STRIP,
+                "spans:u32",
+                "batch:u32",
+                *stride_words("q", "k", "v", "d_o", "lse"),
+                *self.cap_words,
+            ),
+            *((slopes(9),) if self.alibi else ()),
+        )
+
+    @property
+    def workgroup_arrays(self) -> tuple[WorkgroupArray, ...]:
+        staged = (self.rows + self.cols) * self.row_stride
+        sums = self.rows // 2 * self.col_threads
+        return (WorkgroupArray(name="tile", type="vec4<f32>", count=max(staged, sums)),)
+
+    @property
+    def dispatch(self) -> Dispatch:
+        return Dispatch(
+            x=Count(factors=("spans",)),
+            y=Count(factors=("strip_rows",), divisor=self.rows),
+            z=Count(factors=("strip_slots",)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionDkdv(_TiledVariant):
+    """d_k and d_v of a strip: dK = dSᵀ·Q and dV = Pᵀ·dO, summed over the strip's queries and a part of the group's heads.
+
+    One workgroup owns ``rows`` keys and ``cols`` channels of one kv head. ``query_rows`` and
+    ``key_cols`` are the scores kernel's ``rows`` and ``cols``.
+    """
+
+    kernel: ClassVar[str] = "attention_dkdv"
+    template: ClassVar[str] = "tiled/attention_dkdv.wgsl.j2"
+    rules: ClassVar[tuple[Rule, ...]] = (
+        DIM_RULE,
+        THREADS_RULE,
+        Rule(
+            lambda v: v.row_reg % 4 == 0 and v.col_reg % 4 == 0, "register tiles of {row_reg} × {col_reg}; want multiples of 4"
+        ),
+        Rule(lambda v: v.query_rows % v.chunk == 0, "chunks of {chunk} queries do not divide blocks of {query_rows}"),
+        Rule(lambda v: v.key_cols % v.rows == 0, "{rows} keys do not divide blocks of {key_cols}"),
+    )
+
+    query_rows: int = param("qrows", "queries of a block of intervals", values=(16, 32, 64, 128, 256))
+    key_cols: int = param("kcols", "keys of a block of scores")
+
+    @property
+    def bindings(self) -> tuple[Binding, ...]:
+        return (
+            storage(0, "q", self.element),
+            storage(1, "d_o", self.element),
+            storage(2, "scores", "vec4<f32>"),
+            storage(3, "row_terms", terms_type(self.softcap)),
+            storage(4, "intervals", "vec2<i32>"),
+            storage(5, "d_k", self.element, access="read_write"),
+            storage(6, "d_v", self.element, access="read_write"),
+            call(
+                7,
+                *SIZES,
+                "scale:f32",
+                *STRIP,
+                "strip_slots:u32",
+                "batch:u32",
+                *PARTS,
+                "add_k:u32",
+                "add_v:u32",
+                *stride_words("q", "d_o"),
+                *stride_words("d_k", "d_v", parts=True),
+                *self.cap_words,
+            ),
+        )
+
+    @property
+    def workgroup_arrays(self) -> tuple[WorkgroupArray, ...]:
+        return (
+            WorkgroupArray(name="p_tile", type="vec4<f32>", count=self.chunk * self.rows // 4),
+            WorkgroupArray(name="ds_tile", type="vec4<f32>", count=self.chunk * self.rows // 4),
+            WorkgroupArray(name="q_tile", type="vec4<f32>", count=self.chunk * self.cols // 4),
+            WorkgroupArray(name="do_tile", type="vec4<f32>", count=self.chunk * self.cols // 4),
+        )
+
+    @property
+    def dispatch(self) -> Dispatch:
+        return Dispatch(
+            x=Count(factors=("strip_kv_slots", "head_parts", "query_parts")),
+            y=Count(factors=("kv_len",), divisor=self.rows),
+            z=Count(factors=("widest_head_dim",), divisor=self.cols),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionDq(_TiledVariant):
+    """d_q of a strip: dQ = dS·K. One workgroup owns ``rows`` queries and ``cols`` channels of one slot.
+
+    ``query_rows`` and ``key_cols`` are the scores kernel's ``rows`` and ``cols``.
+    """
+
+    kernel: ClassVar[str] = "attention_dq"
+    template: ClassVar[str] = "tiled/attention_dq.wgsl.j2"
+    rules: ClassVar[tuple[Rule, ...]] = (
+        DIM_RULE,
+        THREADS_RULE,
+        Rule(lambda v: v.col_reg % 4 == 0, "{col_reg} columns a thread; want a multiple of 4"),
+        Rule(lambda v: v.query_rows % v.rows == 0, "{rows} rows do not divide blocks of {query_rows} queries"),
+        Rule(lambda v: v.key_cols % v.chunk == 0, "chunks of {chunk} keys do not divide blocks of {key_cols}"),
+    )
+
+    query_rows: int = param("qrows", "queries of a block of intervals", values=(16, 32, 64, 128, 256))
+    key_cols: int = param("kcols", "keys of a block of scores")
+
+    @property
+    def row_stride(self) -> int:
+        return self.chunk // 4 + 1
+
+    @property
+    def context(self) -> dict[str, object]:
+        return {**_TiledVariant.context.fget(self), "row_stride": self.row_stride}  # type: ignore[attr-defined]
+
+    @property
+    def bindings(self) -> tuple[Binding, ...]:
+        return (
+            storage(0, "k", self.element),
+            storage(1, "scores", "vec4<f32>"),
+            storage(2, "row_terms", terms_type(self.softcap)),
+            storage(3, "intervals", "vec2<i32>"),
+            storage(4, "d_q", self.element, access="read_write"),
+            call(
+                5,
+                *SIZES,
+                "scale:f32",
+                *STRIP,
+                "batch:u32",
+                "key_parts:u32",
+                "add_q:u32",
+                *stride_words("k"),
+                *stride_words("d_q", parts=True),
+                *self.cap_words,
+            ),
+        )
+
+    @property
+    def workgroup_arrays(self) -> tuple[WorkgroupArray, ...]:
+        return (
+            WorkgroupArray(name="ds_tile", type="vec4<f32>", count=self.rows * self.row_stride),
+            WorkgroupArray(name="k_tile", type="vec4<f32>", count=self.chunk * self.cols // 4),
+        )
+
+    @property
+    def dispatch(self) -> Dispatch:
+        return Dispatch(
+            x=Count(factors=("strip_slots", "key_parts")),
+            y=Count(factors=("strip_rows",), divisor=self.rows),
+            z=Count(factors=("head_dim",), divisor=self.cols),
+        )

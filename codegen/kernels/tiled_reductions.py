@@ -1,0 +1,173 @@
+"""The small kernels of the ``tiled`` algorithm: which keys each query sees, the terms of each row, and sums of parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..problem.problem import MAX_HEAD_DIM
+from .variant import Binding, Count, Dispatch, Serves, Variant, WorkgroupArray, param
+
+ALL_MASKS = ("full", "causal", "documents", "window", "prefix")
+SIZES = ("q_len:u32", "kv_len:u32", "heads:u32", "kv_heads:u32", "head_dim:u32", "v_head_dim:u32")
+STRIP = ("slot_first:u32", "row_first:u32", "strip_rows:u32", "key_stride:u32")
+PARTS = ("head_parts:u32", "query_parts:u32")
+MAX_ALIBI_HEADS = 256
+"""What the slopes' uniform holds."""
+MASK_SHIFTS = ("lo_shift:i32", "hi_shift:i32", "prefix:i32", "prefix_shift:i32")
+
+
+def storage(binding: int, name: str, type_: str, role: str = "", access: str = "read") -> Binding:
+    return Binding(binding=binding, name=name, type=f"array<{type_}>", access=access, role=role or name)  # type: ignore[arg-type]
+
+
+def slopes(binding: int) -> Binding:
+    type_ = f"array<vec4<f32>, {MAX_ALIBI_HEADS // 4}>"
+    return Binding(binding=binding, name="slopes", type=type_, access="uniform", role="alibi_slopes")
+
+
+def stride_words(*names: str, parts: bool = False) -> tuple[str, ...]:
+    """Words of ``call`` that place these tensors; with ``parts`` they may also be parts, one after another."""
+    numbers = ("offset", "batch", "row", "head", *(("part",) if parts else ()))
+    return tuple(f"{name}_{number}:u32" for name in names for number in numbers)
+
+
+def terms_type(softcap: bool) -> str:
+    """(factor, D), and for a softcap's derivative (factor, D, lse, slope)."""
+    return "vec4<f32>" if softcap else "vec2<f32>"
+
+
+def call(binding: int, *words: str) -> Binding:
+    return Binding(binding=binding, name="call", type="Call", access="uniform", role="call", words=words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionIntervals(Variant):
+    """Which keys each query sees, [lo, hi), and for each block of queries the least and greatest lo and hi.
+
+    One workgroup owns one block of ``rows`` queries of one batch entry, a thread for each. An empty interval counts as
+    (2³⁰, 0), so that it widens no hull and no block that holds one is taken for wholly visible.
+    """
+
+    kernel: ClassVar[str] = "attention_intervals"
+    template: ClassVar[str] = "tiled/attention_intervals.wgsl.j2"
+
+    rows: int = param("rows", "queries of a block", values=(16, 32, 64, 128, 256))
+    documents: str = param(
+        "", "bounds of a document: none, its start, or both", values=("", "documents", "wholedocuments"), default=""
+    )
+    kv_lengths: bool = param("kvlengths", "each batch entry has its own number of keys", values=(False, True), default=False)
+
+    @property
+    def workgroup_size(self) -> int:
+        return self.rows
+
+    @property
+    def bindings(self) -> tuple[Binding, ...]:
+        return (
+            call(0, "q_len:u32", "kv_len:u32", *MASK_SHIFTS),
+            storage(1, "intervals", "vec2<i32>", access="read_write"),
+            *((storage(2, "doc_start", "u32"),) if self.documents else ()),
+            *((storage(3, "kv_lengths", "u32"),) if self.kv_lengths else ()),
+        )
+
+    @property
+    def workgroup_arrays(self) -> tuple[WorkgroupArray, ...]:
+        return (WorkgroupArray(name="hull_tile", type="vec4<i32>", count=self.rows),)
+
+    @property
+    def dispatch(self) -> Dispatch:
+        return Dispatch(x=Count(factors=("q_len",), divisor=self.rows), z=Count(factors=("batch",)))
+
+    @property
+    def serves(self) -> Serves:
+        masks = ("documents",) if self.documents else tuple(mask for mask in ALL_MASKS if mask != "documents")
+        return Serves(masks=masks, min_head_dim=1, max_head_dim=MAX_HEAD_DIM)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionRows(Variant):
+    """For each row of a strip, what P is to be multiplied with (1/Σ P where only rounding keeps it from 1) and D.
+
+    D is Σ P·dP / Σ P, which is more accurate than rowsum(d_o∘o) as long as the lse covers just these keys; where it covers
+    more and ``given`` is ``o``, D is rowsum(d_o∘o). With ``delta`` it is the caller's. A thread owns a row.
+    """
+
+    kernel: ClassVar[str] = "attention_rows"
+    template: ClassVar[str] = "tiled/attention_rows.wgsl.j2"
+
+    wg: int = param("wg", "threads of a workgroup", values=(32, 64, 128, 256))
+    rows: int = param("rows", "queries of a block of intervals", values=(16, 32, 64, 128, 256))
+    key_cols: int = param("kcols", "keys of a block of scores")
+    span_keys: int = param("span", "keys of one span of the scores kernel")
+    given: str = param("", "where D comes from: the scores, o, or the caller", values=("", "o", "delta"), default="")
+    softcap: bool = param("softcap", "a row's lse is handed on too", values=(False, True), default=False)
+    alibi: bool = param("alibi", "and its head's slope", values=(False, True), default=False)
+
+    @property
+    def workgroup_size(self) -> int:
+        return self.wg
+
+    @property
+    def strided(self) -> tuple[str, ...]:
+        """The caller's tensors that it reads."""
+        given = {"": (), "o": ("o", "d_o"), "delta": ("delta",)}[self.given]
+        return (*given, *(("lse",) if self.softcap or self.given else ()))
+
+    @property
+    def bindings(self) -> tuple[Binding, ...]:
+        given = {
+            "": (),
+            "o": (storage(4, "o", "f32"), storage(5, "d_o", "f32")),
+            "delta": (storage(4, "delta", "f32"),),
+        }[self.given]
+        return (
+            storage(0, "row_sums", "vec2<f32>"),
+            storage(1, "intervals", "vec2<i32>"),
+            storage(2, "row_terms", terms_type(self.softcap), access="read_write"),
+            call(3, *SIZES, *STRIP, "spans:u32", "batch:u32", *stride_words(*self.strided)),
+            *given,
+            *((storage(6, "lse", "f32"),) if "lse" in self.strided else ()),
+            *((slopes(7),) if self.softcap and self.alibi else ()),
+        )
+
+    @property
+    def dispatch(self) -> Dispatch:
+        return Dispatch(x=Count(factors=("strip_rows",), divisor=self.wg), y=Count(factors=("strip_slots",)))
+
+    @property
+    def serves(self) -> Serves:
+        return Serves(masks=ALL_MASKS, min_head_dim=1, max_head_dim=MAX_HEAD_DIM)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionReduce(Variant):
+    """The sum of a gradient's parts, in their order, put where the gradient's rows lie. A thread owns one number."""
+
+    kernel: ClassVar[str] = "attention_reduce"
+    template: ClassVar[str] = "tiled/attention_reduce.wgsl.j2"
+
+    wg: int = param("wg", "threads of a workgroup", values=(32, 64, 128, 256))
+    guard: str = param("", "what becomes of non-finite numbers", values=("zero", "propagate"), default="zero")
+    strided: bool = param("strided", "the gradient's rows lie where strides say", values=(False, True), default=False)
+
+    @property
+    def workgroup_size(self) -> int:
+        return self.wg
+
+    @property
+    def bindings(self) -> tuple[Binding, ...]:
+        strides = ("total_dim:u32", "total_heads:u32", "total_length:u32", *stride_words("total")) if self.strided else ()
+        return (
+            storage(0, "parts_of", "f32", role="parts"),
+            storage(1, "total", "f32", role="total", access="read_write"),
+            call(2, "count:u32", "parts:u32", "add:u32", *strides),
+        )
+
+    @property
+    def dispatch(self) -> Dispatch:
+        return Dispatch(x=Count(factors=("count",), divisor=self.wg), flat=True)
+
+    @property
+    def serves(self) -> Serves:
+        return Serves(masks=ALL_MASKS, min_head_dim=1, max_head_dim=MAX_HEAD_DIM)

@@ -1,0 +1,1 @@
+"""What one call asks for: masks, lengths, strides, and the numbers that come with it."""

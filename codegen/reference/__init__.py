@@ -1,0 +1,1 @@
+"""NumPy: what is right, how right is right enough, and inputs to try it on."""

@@ -1,0 +1,1 @@
+"""From a variant to its WGSL text, and the whole of generated/."""

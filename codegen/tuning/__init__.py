@@ -1,0 +1,1 @@
+"""Finds the fastest variants on a device and writes tables of them."""

@@ -1,0 +1,1 @@
+"""Proves every variant: on compilers and drivers, and by its gradients."""

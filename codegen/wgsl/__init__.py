@@ -1,0 +1,1 @@
+"""Reads WGSL without a compiler, and checks what no compiler does."""
