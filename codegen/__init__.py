@@ -7,7 +7,6 @@ the checked-in kernels. Importing this needs neither a GPU nor Jinja2.
 from __future__ import annotations
 
 from .algorithms.choice import Choice, register_kernel
-from .algorithms.tiled_layouts import TiledChoice
 from .arrays import Gradients, attention_backward, rope_backward
 from .errors import (
     ArgumentError,
@@ -51,7 +50,6 @@ __all__ = [
     "RenderedVariant",
     "Selection",
     "Strides",
-    "TiledChoice",
     "TuningError",
     "UnservedProblemError",
     "Variant",

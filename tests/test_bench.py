@@ -15,6 +15,7 @@ from conftest import skip_without
 from support.attention import wgpu_device
 from wgsl_attention import PROFILES, ArgumentError, Device, DeviceError, Mask, Problem
 from wgsl_attention.__main__ import main
+from wgsl_attention.algorithms.tiled_layouts import LAYOUTS
 from wgsl_attention.benchmarking import timing
 from wgsl_attention.benchmarking.contenders import NAMES, contenders, document_starts, operations, visible_pairs
 from wgsl_attention.benchmarking.pytorch import TorchRunner
@@ -181,6 +182,16 @@ def test_contenders_are_named_apart() -> None:
     for options in ({"names": ["fast"]}, {"layouts": ["8k"]}, {"variants": ["x"]}):
         with pytest.raises(ArgumentError, match="want"):
             contenders(p, profile, **{"names": [], **options})
+
+
+def test_a_layout_has_the_terms_that_the_problem_has() -> None:
+    """All kernels of it, and those that read what another has left."""
+    p = Problem(q_len=64, kv_len=64, heads=2, kv_heads=1, head_dim=32, mask=Mask.causal(), softcap=True, alibi=True)
+    for layout in LAYOUTS:
+        recipe = contenders(p, PROFILES["workgroup-48k"], [], layouts=[layout])[0].recipe
+        assert recipe is not None
+        told = {v.kernel: v.params["softcap"] for v in recipe.variants if "softcap" in v.params}
+        assert len(told) == 4 and all(told.values()), told
 
 
 # On a device

@@ -18,7 +18,7 @@ from wgsl_attention.__main__ import main
 from wgsl_attention.cli import commands as cli
 from wgsl_attention.cli import gradcheck as cli_gradcheck
 from wgsl_attention.gpu import doctor
-from wgsl_attention.selection.catalog import FAMILIES
+from wgsl_attention.kernels.families import FAMILIES
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPE = ["--heads", "4", "--kv-heads", "2", "--head-dim", "64"]

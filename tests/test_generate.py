@@ -15,6 +15,7 @@ import pytest
 import wgsl_attention as wa
 from wgsl_attention import generated
 from wgsl_attention.errors import ArgumentError, ManifestError
+from wgsl_attention.kernels.families import FAMILIES
 from wgsl_attention.kernels.original import AttentionBackward
 from wgsl_attention.kernels.variant import MAX_WORKGROUPS, RenderedVariant
 from wgsl_attention.problem.mask import Mask
@@ -22,7 +23,6 @@ from wgsl_attention.problem.problem import Problem
 from wgsl_attention.rendering import build, manifest
 from wgsl_attention.rendering.render import render
 from wgsl_attention.selection import catalog
-from wgsl_attention.selection.catalog import FAMILIES
 
 FOLDER = Path(generated.__file__).parent
 MAX_FILES, MAX_BYTES = 200, 3 << 20

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import skip_without
-from wgsl_attention.algorithms.original import REFUSALS
+from wgsl_attention.algorithms import ALGORITHMS
 from wgsl_attention.errors import ArgumentError, DeviceError
 from wgsl_attention.gpu.device import Device, open_device
 from wgsl_attention.problem.mask import Mask
@@ -131,7 +131,7 @@ def test_the_synthetic_cases_cover_what_they_say() -> None:
         if case.doc_start is not None:
             assert 1 in np.diff(np.unique(case.doc_start))  # a document of one position
         # Any case has an algorithm that no problem of its kind rules out.
-        assert any(not refusal(case.problem) for refusal in REFUSALS.values())
+        assert any(not algorithm.refusal(case.problem) for algorithm in ALGORITHMS.values())
 
 
 @pytest.mark.parametrize("seq", [1, 2, 3])

@@ -30,6 +30,7 @@ from support.attention import (
 from wgsl_attention.algorithms.recipe import Recipe
 from wgsl_attention.errors import VariantError
 from wgsl_attention.gpu.device import Device, open_device
+from wgsl_attention.kernels.families import FAMILIES
 from wgsl_attention.kernels.original import SHORT_MASKS, AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
 from wgsl_attention.kernels.rope import RopeKBackward, RopeQBackward
 from wgsl_attention.kernels.variant import WORKGROUP_SIZES, RenderedVariant, Variant
@@ -41,7 +42,6 @@ from wgsl_attention.reference.attention import Gradients
 from wgsl_attention.rendering.kernel_text import rendered
 from wgsl_attention.rendering.render import render
 from wgsl_attention.selection import catalog
-from wgsl_attention.selection.catalog import FAMILIES
 
 ALGORITHMS = tuple(RECIPES)
 GUARDS = ("zero", "propagate")

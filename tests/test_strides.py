@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.attention import SENTINEL, Array, wgpu_device
 from support.tiled_cases import Call, Run, assert_same_bits, call, check, problem, recipe
-from wgsl_attention.algorithms.choice import Choice
 from wgsl_attention.algorithms.recipe import Recipe
 from wgsl_attention.cli.commands import COMMANDS
 from wgsl_attention.cli.common import problem_of
@@ -34,7 +33,7 @@ from wgsl_attention.profile import PROFILES, Limits
 from wgsl_attention.reference import samples as gradcases
 from wgsl_attention.reference.attention import Gradients
 from wgsl_attention.selection import tables as tuning
-from wgsl_attention.selection.select import Selection, select
+from wgsl_attention.selection.select import Selection, choices, select
 from wgsl_attention.tuning.miniature import Twin, twin_of
 from wgsl_attention.validation import coverage as cases
 from wgsl_attention.validation.gradcheck import run_checks
@@ -470,7 +469,7 @@ def test_the_twin_has_strides_of_the_same_kind(wgpu: Device) -> None:
 def test_tuned_choices_serve_strides(wgpu: Device) -> None:
     """A row is for any strides, unless its kernels read by vec4 what does not lie so."""
     p = problem(Mask.causal(), 256, head_dim=64)
-    best = next(iter(cases.CANDIDATES["tiled"](p, wgpu.profile, "zero")))
+    best = choices(p, wgpu.profile, algorithm="tiled")[0]
     row = tuning.Row(
         device=wgpu.profile.identity,
         vendor=wgpu.profile.vendor,
@@ -478,7 +477,7 @@ def test_tuned_choices_serve_strides(wgpu: Device) -> None:
         backend=wgpu.profile.backend,
         key=tuning.Key.of(p),
         problem=str(p),
-        choice=Choice.of(best).as_json(),
+        choice=best.as_json(),
         seconds=1.0,
         default_seconds=2.0,
     )

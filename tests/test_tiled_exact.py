@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import pytest
 from support.attention import Array, documents, wgpu_device
 from support.tiled_cases import GUARDS, Call, Run, assert_same_bits, call, check, problem, recipe, small
 from wgsl_attention.algorithms.tiled import tiled
-from wgsl_attention.algorithms.tiled_layouts import LAYOUTS, choice
+from wgsl_attention.algorithms.tiled_layouts import choice
 from wgsl_attention.gpu.device import Device
 from wgsl_attention.problem.mask import Mask
 from wgsl_attention.problem.problem import GRADIENTS, Problem
@@ -104,7 +103,7 @@ def test_long_sums(wgpu: Device, seed: int) -> None:
     """4100 terms for a key. In one chain of additions d_k and d_v were off by 2.1 times what the rule allows; here there are
     no parts that would break it up, as there are none on a GPU that is busy without them."""
     p = problem(Mask.causal(), 1025, heads=4, kv_heads=1)
-    made = tiled(p, replace(choice(LAYOUTS["16k"], 16), parts=1))
+    made = tiled(p, choice("16k", 16).replaced(parts=1))
     assert made.scratch.keys() == {"intervals", "scores", "row_sums", "row_terms"}
     check(wgpu, made, call(p, seed=seed))
 
@@ -326,8 +325,8 @@ def test_zero_holds_for_sums_of_finite_parts(wgpu: Device, layout: str, parts: i
     p = problem(Mask.full(), 1025, 1, heads=2, kv_heads=1, head_dim=head_dim, accumulate=accumulate)
     case = call(p)
     case = case.changed(d_o=np.full_like(case["d_o"], 1e36))
-    chosen = small(head_dim) if layout == "small" else choice(LAYOUTS[layout], head_dim)
-    made = tiled(p, replace(chosen, parts=parts, budget=8 * 64 * 64 * 9))
+    chosen = small(head_dim) if layout == "small" else choice(layout, head_dim)
+    made = tiled(p, chosen.replaced(parts=parts, budget=8 * 64 * 64 * 9))
     before = dict.fromkeys(GRADIENTS, np.float32(1e38))
     found = Run(device=wgpu, recipe=made, before=before)(case)
     assert all(np.isfinite(getattr(found, gradient)).all() for gradient in GRADIENTS)

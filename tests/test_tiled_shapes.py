@@ -18,9 +18,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from support.attention import wgpu_device
 from support.tiled_cases import Call, Run, call, check, problem, recipe, small
+from wgsl_attention.algorithms.choice import Choice
 from wgsl_attention.algorithms.recipe import Recipe
-from wgsl_attention.algorithms.tiled import strips, tiled
-from wgsl_attention.algorithms.tiled_layouts import LAYOUTS, TiledChoice, choice
+from wgsl_attention.algorithms.tiled import tiled
+from wgsl_attention.algorithms.tiled_layouts import LAYOUTS, choice
+from wgsl_attention.algorithms.tiled_split import strips
 from wgsl_attention.errors import ArgumentError, VariantError
 from wgsl_attention.gpu.device import Device
 from wgsl_attention.kernels.tiled_products import AttentionDkdv, AttentionDq, AttentionScores
@@ -77,8 +79,8 @@ def test_layouts_fit_what_they_are_for(name: str) -> None:
     """The smallest everywhere, compatibility mode included; the others where there is the workgroup memory they are named for."""
     profile = PROFILES["webgpu-compat" if name == "16k" else f"workgroup-{name}"]
     for head_dim, at_most in itertools.product((*HEAD_DIMS, *range(1, 257, 7)), (False, True)):
-        made = choice(LAYOUTS[name], head_dim, at_most=at_most)
-        for variant in (made.scores, made.dkdv, made.dq):
+        made = choice(name, head_dim, at_most=at_most)
+        for variant in made.kernels:
             assert variant.workgroup_bytes <= LAYOUTS[name].workgroup_bytes and not variant.shortfalls(profile), variant.name
 
 
@@ -108,7 +110,7 @@ def test_head_dims_past_256(name: str) -> None:
     with pytest.raises(ArgumentError, match="1 to 256"):
         problem(Mask.full(), 8, **{name: 257})
     with pytest.raises(VariantError, match="outside 1 to 256"):
-        replace(choice(LAYOUTS["16k"], 64).scores, **{name: 257})
+        replace(choice("16k", 64).kernels[0], **{name: 257})
 
 
 # Strips and parts
@@ -187,14 +189,14 @@ def test_strips_and_parts_are_what_they_should_be() -> None:
 def test_strips_of_all_slots(wgpu: Device) -> None:
     """512 rows of every slot at least, before the slots are divided."""
     p = problem(Mask.causal(), 1100, 40, heads=2, kv_heads=1)
-    made = tiled(p, replace(small(16), budget=8 * 64 * 2 * 600))
+    made = tiled(p, small(16).replaced(budget=8 * 64 * 2 * 600))
     assert facts(made)["row strips"] == 2 and facts(made)["slot strips"] == 1
     check(wgpu, made, call(p))
 
 
 def test_layouts_in_strips(wgpu: Device) -> None:
     p = problem(Mask.causal(), 200, batch=2)
-    chosen = replace(choice(LAYOUTS["16k"], 16), budget=8 * 256 * 64 * 3)
+    chosen = choice("16k", 16).replaced(budget=8 * 256 * 64 * 3)
     made = tiled(p, chosen)
     assert facts(made)["row strips"] > 1 and facts(made)["slot strips"] > 1
     check(wgpu, made, call(p))
@@ -232,7 +234,7 @@ def allowed(family: type[Variant], **fixed: int) -> tuple[Variant, ...]:
 
 
 @st.composite
-def choices(draw: st.DrawFn, p: Problem) -> TiledChoice:
+def choices(draw: st.DrawFn, p: Problem) -> Choice:
     # dkdv has 16 keys at least, and they divide the scores' blocks
     scores = draw(st.sampled_from([v for v in allowed(AttentionScores) if v.params["cols"] % 16 == 0]))
     assert isinstance(scores, AttentionScores)
@@ -247,12 +249,11 @@ def choices(draw: st.DrawFn, p: Problem) -> TiledChoice:
         "guard": draw(st.sampled_from(["zero", "propagate"])),
     }
     stride = -(-p.kv_len // scores.cols) * scores.cols
-    return TiledChoice(
-        scores=replace(scores, **dims),
-        dkdv=replace(dkdv, **dims),
-        dq=replace(dq, **dims),
-        budget=8 * stride * scores.rows * draw(st.sampled_from([1, 2, 3, 5, 8, 1000])),
-        parts=draw(st.sampled_from([1, 8, 4096])),
+    budget = 8 * stride * scores.rows * draw(st.sampled_from([1, 2, 3, 5, 8, 1000]))
+    return Choice(
+        algorithm="tiled",
+        kernels=tuple(replace(variant, **dims) for variant in (scores, dkdv, dq)),
+        numbers={"parts": draw(st.sampled_from([1, 8, 4096])), "budget": budget},
     )
 
 
@@ -273,7 +274,7 @@ def masks(draw: st.DrawFn) -> Mask:
 
 
 @st.composite
-def drawn_calls(draw: st.DrawFn) -> tuple[Call, TiledChoice]:
+def drawn_calls(draw: st.DrawFn) -> tuple[Call, Choice]:
     mask = draw(masks())
     q_len = draw(st.integers(1, 150))
     p = Problem(
@@ -303,7 +304,7 @@ EXAMPLES = int(os.environ.get("WGSL_ATTENTION_EXAMPLES", "0"))
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(drawn=drawn_calls())
-def test_every_combination_that_the_rules_allow(drawn: tuple[Call, TiledChoice]) -> None:
+def test_every_combination_that_the_rules_allow(drawn: tuple[Call, Choice]) -> None:
     case, chosen = drawn
     made = tiled(case.problem, chosen)
     got = Run(device=wgpu_device(), recipe=made)(case)
@@ -313,12 +314,12 @@ def test_every_combination_that_the_rules_allow(drawn: tuple[Call, TiledChoice])
 
 def test_rules_keep_kernels_together() -> None:
     """Kernels that read what another has left must agree with its blocks."""
-    made = choice(LAYOUTS["16k"], 16)
+    _, dkdv, dq = choice("16k", 16).kernels
     for kernel, change in (
-        (made.dkdv, {"key_cols": 32}),
-        (made.dq, {"query_rows": 32}),
-        (made.dq, {"key_cols": 8}),
-        (made.dkdv, {"query_rows": 16, "chunk": 32}),
+        (dkdv, {"key_cols": 32}),
+        (dq, {"query_rows": 32}),
+        (dq, {"key_cols": 8}),
+        (dkdv, {"query_rows": 16, "chunk": 32}),
     ):
         with pytest.raises(VariantError, match="do not divide"):
             replace(kernel, **change)

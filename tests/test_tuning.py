@@ -13,15 +13,22 @@ from typing import Any, ClassVar
 import pytest
 import wgsl_attention as wa
 from wgsl_attention import PROFILES, Choice, DeviceProfile, Mask, Problem, TuningError, VariantError
-from wgsl_attention.algorithms.choice import ROLES
+from wgsl_attention.algorithms import ALGORITHMS, tiled_layouts
+from wgsl_attention.algorithms.tiled import Tiled
+from wgsl_attention.algorithms.tiled_space import STAGES, with_scores
+from wgsl_attention.kernels import families
+from wgsl_attention.kernels.original_masks import MODES
 from wgsl_attention.kernels.tiled_products import AttentionDq, AttentionScores
+from wgsl_attention.kernels.variant import param
+from wgsl_attention.problem.mask import Interval
+from wgsl_attention.rendering import manifest
 from wgsl_attention.selection import catalog
 from wgsl_attention.selection import table_files as tuning_files
 from wgsl_attention.selection import tables as tuning
 from wgsl_attention.selection.select import choices, select
 from wgsl_attention.selection.table_files import VARIABLE
-from wgsl_attention.selection.tables import EMPTY, Key, Row, Table, mask_kind
-from wgsl_attention.tuning.space import STAGES, distance, own, stage, with_scores, workgroups
+from wgsl_attention.selection.tables import EMPTY, Key, Row, Table
+from wgsl_attention.tuning.space import distance, entries
 
 GPU = replace(
     PROFILES["workgroup-48k"],
@@ -132,7 +139,7 @@ def test_what_need_not(other: Problem) -> None:
 )
 def test_masks_by_kind(mask: Mask, kind: str) -> None:
     of = problem(mask=mask)
-    assert mask_kind(of) == kind
+    assert of.interval.kind == kind
     assert ("window" in dict(Key.of(of).sizes)) == ("window" in kind)
 
 
@@ -302,6 +309,34 @@ def test_shipped_rows_hold() -> None:
         choice = Choice.from_json(each.choice)
         assert all(variant.name in catalog.checked_in() for variant in choice.kernels)
         assert each.seconds <= each.default_seconds
+        assert "layout" in each.choice, "a shipped row names a layout, and no kernels of its own"
+
+
+def test_a_table_from_before_is_read_as_it_was_meant() -> None:
+    """The H200's as the first release wrote it, with kernels by their parameters: the same choices as in today's rows."""
+    old = tuning.load(Path(__file__).parent / "data" / "tuned" / "nvidia-h200-0.1.0.json")
+    assert not old.faults and len(old.rows) == 5
+    now = {row.identity: row for row in tuning_files.shipped().rows}
+    for row in old.rows:
+        assert Choice.from_json(row.choice) == Choice.from_json(now[row.identity].choice)
+
+
+def test_a_column_that_comes_later_leaves_old_rows_readable(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Wider(Key):
+        sinks: bool = False
+
+    stored = json.dumps({"schema": tuning.SCHEMA, "rows": [row().as_json()]})
+    monkeypatch.setattr(tuning, "Key", Wider)
+    monkeypatch.setattr(Problem, "sinks", False, raising=False)
+    found = tuning.parse(stored, "before")
+    assert not found.faults and [of for of, _ in found.lookup(problem(), GPU)] == list(found.rows)
+    later = json.dumps({"schema": tuning.SCHEMA, "rows": [found.rows[0].as_json()]})
+    assert json.loads(later)["rows"][0]["key"]["sinks"] is False
+    monkeypatch.setattr(Problem, "sinks", True, raising=False)
+    assert not list(found.lookup(problem(), GPU))
+    monkeypatch.undo()
+    assert "sinks" in tuning.parse(later, "later").faults[0], "what it tells apart is not known here"
 
 
 # Selection
@@ -365,7 +400,7 @@ def _without(choice: dict[str, Any], role: str, **params: Any) -> dict[str, Any]
         (lambda c: _without(c, "dq", gone=1), "no parameter gone"),
         (lambda c: _without(c, "scores", chunk=8), "is called attention_scores"),
         (lambda c: _without(c, "dq", query_rows=64), "dq reads blocks|is called"),
-        (lambda c: {**c, "parts": 0}, "0 parts"),
+        (lambda c: {**c, "parts": 0}, "parts is 0; want"),
         (lambda c: {**c, "algorithm": "magic"}, "magic"),
         (lambda c: {**c, "kernels": {}}, "with the kernels"),
         (lambda c: {}, "incomplete"),
@@ -394,9 +429,9 @@ def test_times_without_bounds_checks_hold_for_checked_in_kernels_only() -> None:
 @pytest.mark.parametrize("of", [problem(512), problem(512, head_dim=59, v_head_dim=40, softcap=True, alibi=True)], ids=str)
 def test_choices_survive_json(of: Problem) -> None:
     found = choices(of, GPU)
-    assert {choice.algorithm for choice in found} == (set(ROLES) if of.head_dim == 64 else {"tiled"})
+    assert {choice.algorithm for choice in found} == (set(ALGORITHMS) if of.head_dim == 64 else {"tiled"})
     for choice in found:
-        assert Choice.from_json(json.loads(json.dumps(choice.as_json()))) == choice
+        assert Choice.from_json(json.loads(json.dumps(choice.as_json()))).suited(of) == choice
         assert choice.suited(of) == choice
 
 
@@ -413,7 +448,19 @@ def test_a_choice_refuses_what_it_cannot_serve(of: Problem, told: str) -> None:
         tuned_choice().suited(of)
 
 
-def test_the_reference_algorithms_refuse_too() -> None:
+def test_a_term_that_comes_later_is_refused_by_every_mask_mode() -> None:
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Wider(Interval):
+        every: int = 1
+
+    for name, mode in MODES.items():
+        wider = replace(mode, fixed=Wider(**dataclasses.asdict(mode.fixed)))
+        plain = Wider(**{**dataclasses.asdict(mode.fixed), **dict.fromkeys(mode.terms, 3)})
+        assert wider.expresses(plain, square=True), name
+        assert not wider.expresses(replace(plain, every=2), square=True), name
+
+
+def test_the_originals_algorithms_refuse_too() -> None:
     short = next(c for c in choices(problem(512), GPU, algorithm="short"))
     assert short.suited(problem(300)).algorithm == "short"
     for of, told in (
@@ -430,21 +477,22 @@ def test_the_reference_algorithms_refuse_too() -> None:
 def test_the_space_fits_the_device_and_begins_nearby(profile: str, head_dim: int) -> None:
     device, of = PROFILES[profile], problem(head_dim=head_dim)
     around = choices(of, device)[0]
-    for name in STAGES:
-        found = stage(name, around, of, device)
+    stages = {stage.name: list(stage.neighbours(around, of, device)) for stage in STAGES}
+    for found in stages.values():
         assert len(found) > 5 and around not in found and len(set(found)) == len(found)
         apart = [distance(choice, around) for choice in found]
         assert apart == sorted(apart) and apart[0] > 0
         assert not any(v.shortfalls(device) for choice in found for v in choice.kernels)
-    assert {choice.kernels[1] for choice in stage("dq", around, of, device)} == {around.kernels[1]}
+    assert {choice.kernels[1] for choice in stages["dq"]} == {around.kernels[1]}
     # a block that no checked-in kernel has
-    assert any(choice.kernels[0].params["rows"] == 32 for choice in stage("scores", around, of, device))
+    assert any(choice.kernels[0].params["rows"] == 32 for choice in stages["scores"])
 
 
 def test_workgroups_of_the_reference_algorithms() -> None:
     for algorithm, least in (("short", 10), ("streaming", 4)):
         around = choices(problem(512), GPU, algorithm=algorithm)[0]
-        found = workgroups(around, GPU)
+        (stage,) = ALGORITHMS[algorithm].stages()
+        found = list(stage.neighbours(around, problem(512), GPU))
         assert len(found) >= least and around not in found
 
 
@@ -452,10 +500,34 @@ def test_a_space_of_ones_own() -> None:
     of, choice = problem(), tuned_choice()
     recipe = choice.recipe(of, GPU)
     elsewhere = choice.recipe(problem(512), GPU)
-    assert own([choice, recipe, elsewhere], of, GPU) == [choice, recipe]
-    assert own(lambda p, profile: [choice] if p == of and profile is GPU else [], of, GPU) == [choice]
+    assert entries([choice, recipe, elsewhere], of, GPU) == [choice, recipe]
+    assert entries(lambda p, profile: [choice] if p == of and profile is GPU else [], of, GPU) == [choice]
     with pytest.raises(wa.ArgumentError, match="space: got a str"):
-        own(["tiled"], of, GPU)  # type: ignore[list-item]
+        entries(["tiled"], of, GPU)  # type: ignore[list-item]
+
+
+def test_a_parameter_that_comes_later_is_tuned_named_and_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One field on a kernel is all: its values are tried, and stand in the name, the manifest and the rows; old rows hold."""
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Unrolled(AttentionDq):
+        unroll: int = param("unroll", "chunks written out", values=(1, 2, 4), default=1)
+
+    before = tuned_choice()
+    stored = before.as_json()
+    monkeypatch.setitem(families.FAMILIES, "attention_dq", Unrolled)
+    monkeypatch.setitem(Tiled.roles, "dq", Unrolled)  # type: ignore[index]
+    monkeypatch.setattr(tiled_layouts, "AttentionDq", Unrolled)
+    again = Choice.from_json(stored)
+    assert type(again.kernels[2]) is Unrolled and again.kernels[2].name == before.kernels[2].name
+    dq = next(stage for stage in again.of.stages() if stage.name == "dq")
+    found = list(dq.neighbours(again, problem(), GPU))
+    assert {choice.kernels[2].params["unroll"] for choice in found} == {1, 2, 4}
+    assert len({choice.identity for choice in found}) == len(found) > 100
+    other = next(choice for choice in found if choice.kernels[2].params["unroll"] == 2)
+    assert "_unroll2" in other.kernels[2].name and "unroll 2" in str(other)
+    assert other.as_json()["kernels"]["dq"]["params"]["unroll"] == 2 and Choice.from_json(other.as_json()) == other
+    assert manifest.entry_of(wa.render(other.kernels[2]))["params"]["unroll"] == 2
 
 
 def test_a_kernel_of_ones_own_can_be_named_by_a_table() -> None:

@@ -183,7 +183,7 @@ def test_every_variant_has_a_run_for_every_mask_it_serves(brief: bool) -> None:
 
 
 def test_a_variant_that_no_problem_reaches_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cases, "CANDIDATES", {})
+    monkeypatch.setattr(cases, "ALGORITHMS", {})
     cases.recipes.cache_clear()
     try:
         runs, missing = cases.runs([CAUSAL])

@@ -1,36 +1,24 @@
-"""What a tuner chooses: an algorithm, a variant for each of its kernels, and how the work is divided. Plain data in and out.
+"""What a tuner chooses: an algorithm, a variant for each of its kernels, and its numbers. Plain data in and out.
 
 A ``Choice`` is not tied to one problem, as a ``Recipe`` is: ``Choice.suited`` makes it fit a problem near the one that it was
-made for, and ``Choice.recipe`` the recipe. Selection, the tunable space and tuning tables all speak of choices.
+made for, and ``Choice.recipe`` the recipe. Selection, tuning and tuning tables all speak of choices.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ArgumentError, VariantError
-from ..kernels.original import SEG_UNIFORM_POSITIONS, AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
-from ..kernels.tiled_products import AttentionDkdv, AttentionDq, AttentionScores
+from ..kernels import families
 from ..kernels.variant import Variant
 from ..problem.problem import Problem
 from ..profile import DeviceProfile
-from . import original as algorithms
-from . import tiled as tiled_recipe
+from .algorithm import ALGORITHMS, Algorithm
 from .recipe import Recipe
-from .tiled_layouts import TiledChoice
-
-ROLES: dict[str, dict[str, type[Variant]]] = {
-    "tiled": {"scores": AttentionScores, "dkdv": AttentionDkdv, "dq": AttentionDq},
-    "short": {"main": AttentionBackwardShort, "dkdv": AttentionBackwardShortDkdv},
-    "streaming": {"main": AttentionBackward},
-}
-"""For each algorithm the kernels that are chosen, by what they do in it, and the family that each belongs to or derives from."""
-
-_families: dict[str, type[Variant]] = {family.kernel: family for roles in ROLES.values() for family in roles.values()}
-_own: list[type[Variant]] = []
 
 
 def register_kernel(family: type[Variant]) -> None:
@@ -40,108 +28,86 @@ def register_kernel(family: type[Variant]) -> None:
     same job, tensors with strides included, whose words are in ``call``; where its bindings leave those words out, it is
     refused for such tensors. May be called again with the same class. Raises ``ArgumentError``.
     """
-    bases = [known for roles in ROLES.values() for known in roles.values()]
-    if not (isinstance(family, type) and issubclass(family, tuple(bases))):
+    bases = tuple(base for algorithm in ALGORITHMS.values() for base in algorithm.roles.values())
+    if not (isinstance(family, type) and issubclass(family, bases)):
         raise ArgumentError("family", repr(family), f"a class that derives from {', '.join(base.__name__ for base in bases)}")
-    known = _families.get(family.kernel, family)
-    if known is not family:
-        raise ArgumentError("family", f"the kernel name {family.kernel!r}, which {known.__name__} has", "a name of its own")
-    if family not in (*bases, *_own):
-        _own.append(family)
-    _families[family.kernel] = family
-
-
-def registered() -> tuple[type[Variant], ...]:
-    """The kernels that ``register_kernel`` was given."""
-    return tuple(_own)
+    families.add(family)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One way to serve problems: ``kernels`` has a variant for each of the algorithm's ``ROLES``, in their order.
+    """One way to serve problems: ``kernels`` has a variant for each of the algorithm's ``roles``, in their order.
 
-    ``budget`` (bytes of a scratch buffer) and ``parts`` (workgroups at least) are those of ``TiledChoice``, and 0 for other
-    algorithms. Raises ``VariantError`` where the kernels do not fit each other.
+    ``numbers`` are those that the algorithm names, by name; what is left out has the algorithm's default. Raises
+    ``VariantError`` where the kernels do not fit each other.
     """
 
     algorithm: str
     kernels: tuple[Variant, ...]
-    budget: int = 0
-    parts: int = 0
+    numbers: Mapping[str, int] | tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
-        roles = ROLES.get(self.algorithm)
-        if roles is None:
-            raise VariantError("choice", f"algorithm is {self.algorithm!r}; want one of {', '.join(ROLES)}")
-        if len(self.kernels) != len(roles):
-            raise VariantError(self.algorithm, f"{len(self.kernels)} kernels; want {', '.join(roles)}")
-        for (role, family), variant in zip(roles.items(), self.kernels, strict=True):
+        algorithm = self.of
+        if len(self.kernels) != len(algorithm.roles):
+            raise VariantError(self.algorithm, f"{len(self.kernels)} kernels; want {', '.join(algorithm.roles)}")
+        for (role, family), variant in zip(algorithm.roles.items(), self.kernels, strict=True):
             if not isinstance(variant, family):
                 raise VariantError(self.algorithm, f"{role} is a {type(variant).__name__}; want a {family.__name__}")
-        if self.algorithm == "tiled":
-            if self.budget < 1 or self.parts < 1:
-                raise VariantError("tiled", f"a budget of {self.budget} and {self.parts} parts; want 1 or more")
-            scores, dkdv, dq = self._tiled
-            for role, v in (("dkdv", dkdv), ("dq", dq)):
-                if (v.query_rows, v.key_cols) != (scores.rows, scores.cols):
-                    raise VariantError(
-                        "tiled",
-                        f"{role} reads blocks of {v.query_rows} × {v.key_cols}, scores writes {scores.rows} × {scores.cols}",
-                    )
-
-    @classmethod
-    def of(cls, chosen: Choice | TiledChoice) -> Choice:
-        """A choice from a ``TiledChoice``; a choice itself."""
-        if isinstance(chosen, Choice):
-            return chosen
-        kernels = (chosen.scores, chosen.dkdv, chosen.dq)
-        return cls(algorithm="tiled", kernels=kernels, budget=chosen.budget, parts=chosen.parts)
+        given = dict(self.numbers)
+        if unknown := sorted(given.keys() - algorithm.numbers.keys()):
+            raise VariantError(self.algorithm, f"it has no number {', '.join(unknown)}")
+        numbers = {**algorithm.numbers, **given}
+        for name, number in numbers.items():
+            if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+                raise VariantError(self.algorithm, f"{name} is {number!r}; want a whole number of at least 1")
+        object.__setattr__(self, "numbers", tuple(numbers.items()))
+        algorithm.check(self)
 
     @property
-    def _tiled(self) -> tuple[AttentionScores, AttentionDkdv, AttentionDq]:
-        return self.kernels  # type: ignore[return-value]  # as __post_init__ has found
+    def of(self) -> Algorithm:
+        """The algorithm itself."""
+        found = ALGORITHMS.get(self.algorithm)
+        if found is None:
+            raise VariantError("choice", f"algorithm is {self.algorithm!r}; want one of {', '.join(ALGORITHMS)}")
+        return found
 
     @property
     def by_role(self) -> dict[str, Variant]:
-        return dict(zip(ROLES[self.algorithm], self.kernels, strict=True))
+        return dict(zip(self.of.roles, self.kernels, strict=True))
+
+    @property
+    def by_name(self) -> dict[str, int]:
+        """The numbers."""
+        return dict(self.numbers)
+
+    def number(self, name: str) -> int:
+        """One of the numbers."""
+        return self.by_name[name]
+
+    def replaced(self, **changes: Variant | int) -> Choice:
+        """The same choice with other kernels, by role, or other numbers, by name."""
+        kernels = {role: changes.get(role, variant) for role, variant in self.by_role.items()}
+        numbers = {name: changes.get(name, number) for name, number in self.by_name.items()}
+        return replace(self, kernels=tuple(kernels.values()), numbers=numbers)  # type: ignore[arg-type]
+
+    @property
+    def identity(self) -> str:
+        """What two choices share exactly if they are the same; ``str()`` is for people, and may leave something out."""
+        numbers = (f"{name}{number}" for name, number in self.by_name.items())
+        return " ".join((self.algorithm, *(variant.name for variant in self.kernels), *numbers))
 
     def suited(self, problem: Problem, guard: str = "zero") -> Choice:
         """The same choice with what a problem dictates: guard, accumulation. Raises ``VariantError`` where it cannot serve it.
 
         Tile sizes, workgroup sizes and the like stay as they are.
         """
-        if reason := algorithms.REFUSALS[self.algorithm](problem):
+        if reason := self.of.refusal(problem):
             raise VariantError(self.algorithm, reason)
         for v in self.kernels:
             serves = v.serves
             if not serves.min_head_dim <= problem.head_dim <= serves.max_head_dim:
                 raise VariantError(v.name, f"it is not for a head_dim of {problem.head_dim}")
-        if self.algorithm == "tiled":
-            return self._suited_tiled(problem, guard)
-        main: Any = self.kernels[0]
-        if main.mask not in algorithms.mask_modes(problem):
-            raise VariantError(main.name, f"it does not have the mask {problem.mask}")
-        longest = main.serves.max_seq
-        if longest is not None and problem.kv_len > longest:
-            raise VariantError(main.name, f"it takes {longest} positions, not {problem.kv_len}")
-        if main.seg_uniform and problem.batch * problem.q_len > SEG_UNIFORM_POSITIONS:
-            raise VariantError(main.name, f"it takes documents of {SEG_UNIFORM_POSITIONS} positions")
-        if self.algorithm == "streaming":
-            return replace(self, kernels=(replace(main, guard=guard),))
-        dkdv: Any = self.kernels[1]
-        main = replace(main, guard=guard, accumulate="d_q" in problem.accumulate)
-        return replace(self, kernels=(main, replace(dkdv, guard=guard, accumulate="d_k" in problem.accumulate)))
-
-    def _suited_tiled(self, problem: Problem, guard: str) -> Choice:
-        v_dim = 0 if problem.v_head_dim == problem.head_dim else problem.v_head_dim
-        kernels = []
-        for v in self._tiled:
-            alibi = problem.alibi if isinstance(v, AttentionScores) else problem.softcap and problem.alibi
-            terms: dict[str, Any] = {"guard": guard, "softcap": problem.softcap, "alibi": alibi}
-            if not v.at_most and v.v_head_dim != v_dim:
-                raise VariantError(v.name, f"it is not for a v_head_dim of {problem.v_head_dim}")
-            kernels.append(replace(v, **terms) if terms != {name: getattr(v, name) for name in terms} else v)
-        return replace(self, kernels=tuple(kernels))
+        return self.of.suited(self, problem, guard)
 
     def shortfalls(self, profile: DeviceProfile) -> tuple[str, ...]:
         """What the device lacks for the kernels, one line each. The recipe may ask for more still."""
@@ -149,63 +115,81 @@ class Choice:
 
     def recipe(self, problem: Problem, profile: DeviceProfile) -> Recipe:
         """The recipe for a problem that it suits, its scratch within what the device binds."""
-        kernels: Any = self.kernels
-        if self.algorithm == "short":
-            return algorithms.short(problem, *kernels)
-        if self.algorithm == "streaming":
-            return algorithms.streaming(problem, *kernels)
-        scores, dkdv, dq = self._tiled
-        limit = min(profile.limits.max_storage_buffer_binding_size, profile.limits.max_buffer_size)
-        chosen = TiledChoice(scores=scores, dkdv=dkdv, dq=dq, budget=min(self.budget, limit), parts=self.parts)
-        return tiled_recipe.tiled(problem, chosen)
+        return self.of.recipe(self, problem, profile)
+
+    def distance(self, other: Choice) -> float:
+        """How far apart two choices are: the sum over their numbers of |log2| of the ratio, and 1 for anything else that differs.
+
+        Infinite between algorithms.
+        """
+        if self.algorithm != other.algorithm:
+            return math.inf
+        sizes = (abs(math.log2(x / other.number(name))) for name, x in self.by_name.items())
+        return sum(sizes) / 2 + sum(apart(x, y) for x, y in zip(self.kernels, other.kernels, strict=True))
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data: each kernel's name, its variant's name, and the parameters that are not at their defaults."""
+        """Plain data: the algorithm, its numbers, and a layout's name with its head dims.
+
+        Where no layout has the kernels: each kernel's name, its variant's name, and the parameters that are not at their
+        defaults.
+        """
+        if layout := self.of.layout_of(self):
+            return {"algorithm": self.algorithm, **layout, **self.by_name}
         kernels = {role: _variant_json(variant) for role, variant in self.by_role.items()}
-        rest = {"budget": self.budget, "parts": self.parts} if self.algorithm == "tiled" else {}
-        return {"algorithm": self.algorithm, "kernels": kernels, **rest}
+        return {"algorithm": self.algorithm, "kernels": kernels, **self.by_name}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Choice:
         """The choice that ``as_json`` described. Raises ``VariantError`` where the package has no such variants (any more)."""
         try:
-            algorithm, found = data["algorithm"], data["kernels"]
-            roles = ROLES.get(algorithm, {})
-            if set(found) != set(roles):
-                raise VariantError("choice", f"{algorithm!r} with the kernels {', '.join(found)}")
-            kernels = tuple(_variant(found[role]) for role in roles)
-            budget, parts = int(data.get("budget", 0)), int(data.get("parts", 0))
+            name, found = data["algorithm"], data.get("kernels", {})
+            algorithm = ALGORITHMS.get(name)
+            if algorithm is None or ("layout" not in data and set(found) != set(algorithm.roles)):
+                raise VariantError("choice", f"{name!r} with the kernels {', '.join(found)}")
+            numbers = {number: int(data[number]) for number in algorithm.numbers if number in data}
+            if "layout" in data:
+                rest = {key: value for key, value in data.items() if key not in ("algorithm", "layout", *numbers)}
+                return algorithm.of_layout(data["layout"], **rest).replaced(**numbers)
+            kernels = tuple(_variant(found[role]) for role in algorithm.roles)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, VariantError):
                 raise
             raise VariantError("choice", f"it is incomplete: {error!r}") from None
-        return cls(algorithm=algorithm, kernels=kernels, budget=budget, parts=parts)
+        return cls(algorithm=name, kernels=kernels, numbers=numbers)
 
     @property
     def params(self) -> dict[str, int | str | bool]:
         """Every parameter in one flat mapping, for tables and pictures: ``{"scores.rows": 64, …, "parts": 1024}``."""
-        flat = {f"{role}.{name}": value for role, v in self.by_role.items() for name, value in v.params.items()}
-        return {**flat, "budget": self.budget, "parts": self.parts} if self.algorithm == "tiled" else flat
+        return {f"{role}.{name}": value for role, v in self.by_role.items() for name, value in v.params.items()} | self.by_name
 
     def __str__(self) -> str:
         """In a few words: ``tiled: scores 64×64 8×4 chunk 16, …``."""
-        words = [f"{role} {_words(variant)}" for role, variant in self.by_role.items()]
-        if self.algorithm == "tiled":
-            words.append(f"{self.parts} parts, {self.budget / 2**20:g} MiB")
+        words = [f"{role} {_words(variant, self.of.roles[role])}" for role, variant in self.by_role.items()]
+        words += [
+            f"{number / 2**20:g} MiB" if name == "budget" else f"{number} {name}" for name, number in self.by_name.items()
+        ]
         return f"{self.algorithm}: {', '.join(words)}"
 
 
-def _words(variant: Variant) -> str:
-    v: Any = variant
-    own = "" if type(v) in (family for roles in ROLES.values() for family in roles.values()) else f"{v.kernel} "
-    bound = f" d≤{v.head_dim}" if v.at_most else ""
-    if not hasattr(v, "row_reg"):
-        longest = f" maxseq {v.max_seq}" if hasattr(v, "max_seq") else ""
-        return f"{own}wg {v.wg}{longest}{bound}{' seg uniform' if getattr(v, 'seg_uniform', False) else ''}"
-    span = f" span {v.span}" if getattr(v, "span", 1) > 1 else ""
-    inherited = {field.name for family in ROLES["tiled"].values() for field in dataclasses.fields(family)}
-    more = "".join(f" {name} {value}" for name, value in v.params.items() if name not in inherited)
-    return f"{own}{v.rows}×{v.cols} {v.row_reg}×{v.col_reg} chunk {v.chunk}{span}{bound}{more}"
+def apart(a: Variant, b: Variant) -> float:
+    """How far apart two variants are in what is tuned, and in sizes; see ``Choice.distance``."""
+    if a == b:
+        return 0.0
+    total = float(type(a) is not type(b))
+    others = b.params
+    for field in dataclasses.fields(a):
+        x = getattr(a, field.name)
+        y = others.get(field.name, x)
+        if isinstance(x, (bool, str)) or isinstance(y, (bool, str)):
+            total += x != y
+        elif not field.metadata["follows"]:
+            total += abs(math.log2(max(1, x) / max(1, y)))
+    return total
+
+
+def _words(variant: Variant, family: type[Variant]) -> str:
+    own = "" if type(variant) is family else f"{variant.kernel} "
+    return f"{own}{variant.summary}"
 
 
 def _variant_json(variant: Variant) -> dict[str, Any]:
@@ -216,7 +200,7 @@ def _variant_json(variant: Variant) -> dict[str, Any]:
 
 def _variant(data: Mapping[str, Any]) -> Variant:
     kernel, name = data["kernel"], data["name"]
-    family = _families.get(kernel)
+    family = families.find(kernel)
     if family is None:
         raise VariantError(str(kernel), "no such kernel here; one of your own is made known by register_kernel")
     known = {field.name for field in dataclasses.fields(family)}

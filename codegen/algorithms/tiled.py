@@ -1,80 +1,137 @@
-"""The recipe of the ``tiled`` algorithm: strips that fit a budget of scratch, and parts that fill the device.
+"""The ``tiled`` algorithm: five matrix products over strips of P and dP; no atomics, repeatable to the bit.
 
-Scratch holds P and dP for one strip at a time, so it is bounded by the budget whatever the length. Small grids are split
-into parts (query heads of a group, blocks of queries, blocks of keys) that are summed afterwards, in a fixed order.
+Scratch holds P and dP for one strip at a time, so it is bounded by the budget whatever the length.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, cast
 
-from ..kernels.tiled_products import AttentionScores
-from ..kernels.tiled_reductions import AttentionIntervals, AttentionReduce, AttentionRows
+from ..errors import VariantError
+from ..kernels.tiled_products import AttentionDkdv, AttentionDq, AttentionScores
+from ..kernels.tiled_reductions import MAX_ALIBI_HEADS, AttentionIntervals, AttentionReduce, AttentionRows
 from ..kernels.uniform_words import stride_values
-from ..problem.problem import GRADIENTS, Problem
+from ..kernels.variant import Variant
+from ..problem.problem import GRADIENTS, MAX_HEAD_DIM, Problem
 from ..problem.strides import Strides
+from ..profile import DeviceProfile
+from . import tiled_layouts, tiled_space, tiled_split
+from .algorithm import Algorithm, Stage
+from .choice import Choice
 from .recipe import Recipe, Step
-from .tiled_layouts import TiledChoice
 
-MIN_STRIP_ROWS = 512
-"""A strip has at least so many rows of every slot before the slots are divided too."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Strip:
-    """``rows`` rows from ``row_first`` on, of ``slots`` slots from ``slot_first`` on; ``first`` for its keys' gradients."""
-
-    slot_first: int
-    slots: int
-    row_first: int
-    rows: int
-    first: bool
+SCRATCH_SHARE = 16
+"""A scratch buffer takes at most so many times what the call's own arrays take, and is worth having up to ``MAX_SCRATCH``:
+on an H200, 2 GiB instead of 1 GiB were worth 4 % at 8192 positions, and 512 MiB cost 8 %."""
+MIN_SCRATCH, MAX_SCRATCH = 128 << 20, 2 << 30
+LARGE_GRID = 4096
+"""From so many blocks of 128 queries × 128 keys on, the largest blocks are the fastest; below, small ones fill the device."""
+SOFTWARE_PARTS = 16
+"""Workgroups that keep a processor's cores busy."""
 
 
-def strips(problem: Problem, rows: int, row_bytes: int, budget: int) -> Iterator[Strip]:
-    """Covers every row of every slot, in order. ``row_bytes`` is the scratch of one row of one slot, ``rows`` a strip's unit.
+class Tiled(Algorithm):
+    """See the module."""
 
-    Where one block of ``rows`` rows is past the budget, the strips are single blocks and overrun it.
-    """
-    slots, blocks = problem.batch * problem.heads, -(-problem.q_len // rows)
-    fit = max(1, budget // (row_bytes * rows))  # blocks of one slot
-    least = min(blocks, -(-MIN_STRIP_ROWS // rows))
-    if fit >= slots * least:
-        per_slots, per_blocks = slots, min(blocks, fit // slots)
-    elif fit >= problem.group * least:
-        per_slots = fit // least // problem.group * problem.group
-        per_blocks = least
-    else:
-        per_slots = max(1, min(problem.group, fit // least))
-        while problem.group % per_slots:
-            per_slots -= 1
-        per_blocks = min(blocks, max(1, fit // per_slots))
-    per_blocks = -(-blocks // -(-blocks // per_blocks))  # even strips
-    for slot in range(0, slots, per_slots):
-        for block in range(0, blocks, per_blocks):
-            yield Strip(
-                slot_first=slot,
-                slots=min(per_slots, slots - slot),
-                row_first=block * rows,
-                rows=min(per_blocks, blocks - block) * rows,
-                first=block == 0 and slot % problem.group == 0,
-            )
+    name: ClassVar[str] = "tiled"
+    roles: ClassVar[Mapping[str, type[Variant]]] = {"scores": AttentionScores, "dkdv": AttentionDkdv, "dq": AttentionDq}
+    numbers: ClassVar[Mapping[str, int]] = {"parts": 1024, "budget": 1 << 30}
+
+    def check(self, choice: Choice) -> None:
+        scores, dkdv, dq = kernels_of(choice)
+        for role, v in (("dkdv", dkdv), ("dq", dq)):
+            if (v.query_rows, v.key_cols) != (scores.rows, scores.cols):
+                raise VariantError(
+                    self.name,
+                    f"{role} reads blocks of {v.query_rows} × {v.key_cols}, scores writes {scores.rows} × {scores.cols}",
+                )
+
+    def refusal(self, problem: Problem) -> str:
+        if problem.alibi and problem.heads > MAX_ALIBI_HEADS:
+            return f"tiled takes ALiBi slopes for up to {MAX_ALIBI_HEADS} heads, not {problem.heads}"
+        return ""
+
+    def candidates(self, problem: Problem, profile: DeviceProfile, guard: str) -> Iterator[Choice]:
+        grid = problem.batch * problem.heads * -(-problem.q_len // 128) * -(-problem.kv_len // 128)
+        names = ("48k", "32k", "16k") if grid >= LARGE_GRID and not profile.software else ("16k", "32k", "48k")
+        for name in names:
+            yield self.for_problem(self.of_layout(name, problem.head_dim, problem.v_head_dim), problem, profile, guard)
+        yield self.for_problem(tiled_layouts.choice("16k", MAX_HEAD_DIM, at_most=True), problem, profile, guard)
+
+    def layout_of(self, choice: Choice) -> dict[str, Any]:
+        scores, dkdv, dq = kernels_of(choice)
+        plain = [replace(v, guard="zero", softcap=False, alibi=False) for v in (scores, dkdv, dq)]
+        if not scores.at_most:
+            for name in tiled_layouts.LAYOUTS:
+                if list(tiled_layouts.choice(name, scores.head_dim, scores.v_dim).kernels) == plain:
+                    return {"layout": name, "head_dim": scores.head_dim, "v_head_dim": scores.v_dim}
+        return {}
+
+    def of_layout(self, name: str, head_dim: int = 0, v_head_dim: int = 0) -> Choice:
+        if name not in tiled_layouts.LAYOUTS:
+            raise VariantError(self.name, f"it has no layout {name!r}; want one of {', '.join(tiled_layouts.LAYOUTS)}")
+        return tiled_layouts.choice(name, head_dim, v_head_dim)
+
+    def for_problem(self, choice: Choice, problem: Problem, profile: DeviceProfile, guard: str) -> Choice:
+        """A layout's choice with the numbers for a problem on a device, and what the problem dictates."""
+        parts = SOFTWARE_PARTS if profile.software else choice.number("parts")
+        budget = min(scratch_budget(problem), binding_bytes(profile))
+        return self.suited(choice.replaced(budget=budget, parts=parts), problem, guard)
+
+    def suited(self, choice: Choice, problem: Problem, guard: str) -> Choice:
+        v_dim = 0 if problem.v_head_dim == problem.head_dim else problem.v_head_dim
+        kernels = []
+        for v in kernels_of(choice):
+            # the gradients' kernels need the bias to find S again, and only then
+            alibi = problem.alibi and (problem.softcap or isinstance(v, AttentionScores))
+            terms: dict[str, Any] = {"guard": guard, "softcap": problem.softcap, "alibi": alibi}
+            if not v.at_most and v.v_head_dim != v_dim:
+                raise VariantError(v.name, f"it is not for a v_head_dim of {problem.v_head_dim}")
+            kernels.append(replace(v, **terms) if terms != {name: getattr(v, name) for name in terms} else v)
+        return replace(choice, kernels=tuple(kernels))
+
+    def recipe(self, choice: Choice, problem: Problem, profile: DeviceProfile) -> Recipe:
+        return tiled(problem, choice, binding_bytes(profile))
+
+    def stages(self) -> tuple[Stage, ...]:
+        return tiled_space.STAGES
+
+    def checked_in(self) -> Iterator[Variant]:
+        return tiled_layouts.checked_in()
 
 
-def tiled(problem: Problem, choice: TiledChoice) -> Recipe:
-    """Five matrix products over strips of P and dP; repeatable to the bit."""
-    scores, dkdv, dq = choice.scores, choice.dkdv, choice.dq
+def kernels_of(choice: Choice) -> tuple[AttentionScores, AttentionDkdv, AttentionDq]:
+    """The kernels of a choice of ``tiled``, by their types."""
+    return cast("tuple[AttentionScores, AttentionDkdv, AttentionDq]", choice.kernels)
+
+
+def binding_bytes(profile: DeviceProfile) -> int:
+    return min(profile.limits.max_storage_buffer_binding_size, profile.limits.max_buffer_size)
+
+
+def scratch_budget(problem: Problem) -> int:
+    """Bytes that each scratch buffer may take, as far as the device's limits allow."""
+    own = sum(4 * math.prod(problem.shapes[name]) for name in ("q", "k", "v", "d_o", *GRADIENTS))
+    return min(MAX_SCRATCH, max(MIN_SCRATCH, SCRATCH_SHARE * own))
+
+
+def tiled(problem: Problem, choice: Choice, limit: int | None = None) -> Recipe:
+    """The recipe of a choice of ``tiled``; no scratch buffer for the scores is larger than ``limit`` bytes, if it can be."""
+    scores, dkdv, dq = kernels_of(choice)
     p, mask = problem, problem.interval
+    budget = min(choice.number("budget"), limit or choice.number("budget"))
     span_keys = scores.span * scores.cols
-    key_stride = _key_stride(p, scores)
+    key_stride = tiled_split.key_stride(p, scores)
     spans = -(-key_stride // span_keys)
-    todo = list(strips(p, scores.rows, 8 * key_stride, choice.budget))
+    todo = list(tiled_split.strips(p, scores.rows, 8 * key_stride, budget))
     largest = max(strip.slots * strip.rows for strip in todo)
 
-    head_parts, query_parts = _key_parts(p, choice, todo[0])
-    key_parts = _query_parts(p, choice, todo[0], -(-key_stride // scores.cols))
+    head_parts, query_parts = tiled_split.key_parts(p, dkdv, todo[0], budget, choice.number("parts"))
+    key_blocks = -(-key_stride // scores.cols)
+    key_parts = tiled_split.query_parts(p, dq, todo[0], key_blocks, budget, choice.number("parts"))
     parts = head_parts * query_parts
     documents = "" if not mask.doc_start else "wholedocuments" if mask.doc_end else "documents"
     intervals = AttentionIntervals(rows=scores.rows, documents=documents, kv_lengths=p.kv_lengths)
@@ -132,36 +189,3 @@ def tiled(problem: Problem, choice: TiledChoice) -> Recipe:
         reduce = AttentionReduce(wg=128, guard=dkdv.guard, strided=name in dict(p.strides))
         steps.append(Step(variant=reduce, buffers={"parts": buffer, "total": name}, sizes=sizes))
     return Recipe(algorithm="tiled", problem=p, steps=tuple(steps), scratch=scratch)
-
-
-def _key_stride(p: Problem, scores: AttentionScores) -> int:
-    """Keys for which a row has room: all of them, or with a window as many as a block of queries can see, in whole blocks."""
-    keys, mask = p.kv_len, p.interval
-    if mask.lo_shift is not None and mask.hi_shift is not None:
-        # a block's hull, and as much before it as there is between two blocks of keys
-        keys = min(keys, max(0, mask.hi_shift - mask.lo_shift) + scores.rows - 1 + scores.cols - 1)
-    return -(-keys // scores.cols) * scores.cols
-
-
-def _key_parts(p: Problem, choice: TiledChoice, strip: Strip) -> tuple[int, int]:
-    """Parts of the group's heads, and of a strip's blocks of queries, for dkdv."""
-    dkdv = choice.dkdv
-    dims = -(-max(p.head_dim, p.v_head_dim) // dkdv.cols)
-    grid = -(-strip.slots // p.group) * -(-p.kv_len // dkdv.rows) * dims
-    most = choice.budget // (4 * p.batch * p.kv_len * p.kv_heads * max(p.head_dim, p.v_head_dim))  # parts that the budget holds
-    fitting = [n for n in _divisors(p.group) if n <= max(1, most)]
-    heads = next((n for n in fitting if grid * n >= choice.parts), fitting[-1])
-    blocks = strip.rows // dkdv.query_rows
-    return heads, max(1, min(blocks // 2, math.ceil(choice.parts / (grid * heads)), 8, most // heads))
-
-
-def _query_parts(p: Problem, choice: TiledChoice, strip: Strip, key_blocks: int) -> int:
-    """Parts of the blocks of keys, for dq."""
-    dq = choice.dq
-    grid = strip.slots * -(-strip.rows // dq.rows) * -(-p.head_dim // dq.cols)
-    most = choice.budget // (4 * p.batch * p.q_len * p.heads * p.head_dim)  # parts that the budget holds
-    return max(1, min(key_blocks // 2, math.ceil(choice.parts / grid), 8, most))
-
-
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(1, n + 1) if n % d == 0]

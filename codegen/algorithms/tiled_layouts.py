@@ -13,25 +13,15 @@ Loads take 10 to 20 % of the time; fetching the next chunk meanwhile, into regis
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from ..kernels.tiled_products import AttentionDkdv, AttentionDq, AttentionScores
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TiledChoice:
-    """What may be tuned: the three matrix kernels, bytes of scratch for the scores, and how far small grids are split.
-
-    ``parts`` is the number of workgroups that dkdv, and dq, are to have at least, if splitting can give them. ``budget`` bounds
-    each scratch buffer: the scores of a strip, and the parts of a gradient.
-    """
-
-    scores: AttentionScores
-    dkdv: AttentionDkdv
-    dq: AttentionDq
-    budget: int = 1 << 30
-    parts: int = 1024
+from ..kernels.tiled_reductions import AttentionIntervals, AttentionReduce, AttentionRows
+from ..kernels.variant import Variant
+from ..problem.problem import MAX_HEAD_DIM
+from .choice import Choice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +29,7 @@ class Layout:
     """(rows, cols, rows a thread, cols a thread) of each kernel's block; the gradients' cols are at most, by head_dim.
 
     ``workgroup_bytes`` is what no kernel of it exceeds; ``chunks`` are tried from the largest, of the scores' head_dim,
-    dkdv's queries and dq's keys. ``parts`` is ``TiledChoice``'s.
+    dkdv's queries and dq's keys. ``parts`` is the choice's number.
     """
 
     name: str
@@ -49,6 +39,7 @@ class Layout:
     dq: tuple[int, int, int, int]
     chunks: tuple[int, int, int]
     parts: int
+    span: int = 1
 
 
 LAYOUTS: dict[str, Layout] = {
@@ -81,35 +72,58 @@ LAYOUTS: dict[str, Layout] = {
             chunks=(16, 16, 16),
             parts=1024,
         ),
+        # By tuning on an H200, for causal problems of 512 positions with head_dim 128 and few heads,
+        Layout(
+            name="64x32",
+            workgroup_bytes=16384,
+            scores=(64, 32, 4, 4),
+            dkdv=(32, 64, 4, 4),
+            dq=(64, 128, 8, 4),
+            chunks=(32, 8, 16),
+            parts=512,
+        ),
+        # of 1024 and 2048 with head_dim 64,
+        Layout(
+            name="64x64",
+            workgroup_bytes=16384,
+            scores=(64, 64, 4, 8),
+            dkdv=(32, 64, 4, 4),
+            dq=(64, 64, 8, 4),
+            chunks=(16, 8, 16),
+            parts=1024,
+            span=2,
+        ),
+        # and of 8192 with head_dim 64.
+        Layout(
+            name="128x128",
+            workgroup_bytes=49152,
+            scores=(128, 128, 8, 4),
+            dkdv=(64, 64, 4, 4),
+            dq=(128, 64, 8, 4),
+            chunks=(32, 16, 16),
+            parts=4096,
+            span=4,
+        ),
     )
 }
+"""The first three are what selection tries by itself; the others are what tuning tables name."""
 
 
-def choice(
-    layout: Layout,
-    head_dim: int,
-    v_head_dim: int = 0,
-    *,
-    at_most: bool = False,
-    guard: str = "zero",
-    softcap: bool = False,
-    alibi: bool = False,
-) -> TiledChoice:
-    """The layout's kernels for one pair of head dims; ``v_head_dim`` 0 is the same as head_dim."""
+def choice(name: str, head_dim: int, v_head_dim: int = 0, *, at_most: bool = False) -> Choice:
+    """A layout's kernels for one pair of head dims; ``v_head_dim`` 0 is the same as head_dim."""
+    layout = LAYOUTS[name]
     v_dim = v_head_dim or head_dim
-    dims: dict[str, Any] = {
-        "head_dim": head_dim,
-        "v_head_dim": 0 if v_dim == head_dim else v_dim,
-        "at_most": at_most,
-        "guard": guard,
-        "softcap": softcap,
-        "alibi": alibi,
-    }
+    dims: dict[str, Any] = {"head_dim": head_dim, "v_head_dim": 0 if v_dim == head_dim else v_dim, "at_most": at_most}
     rows, cols, row_reg, col_reg = layout.scores
     scores = AttentionScores(
-        rows=rows, cols=cols, row_reg=row_reg, col_reg=col_reg, span=1, chunk=_scores_chunk(layout, head_dim, v_dim), **dims
+        rows=rows,
+        cols=cols,
+        row_reg=row_reg,
+        col_reg=col_reg,
+        span=layout.span,
+        chunk=_scores_chunk(layout, head_dim, v_dim),
+        **dims,
     )
-    dims["alibi"] = softcap and alibi  # the gradients' kernels need the bias to find S again, and only then
     wide = max(head_dim, v_dim)
     k_rows, k_most, k_row_reg, k_col_reg = layout.dkdv
     if wide > 96 and k_rows > 64:  # twice as many channels and half as many keys: as many accumulators
@@ -131,7 +145,7 @@ def choice(
         key_cols=cols,
         **dims,
     )
-    return TiledChoice(scores=scores, dkdv=dkdv, dq=dq, parts=layout.parts)
+    return Choice(algorithm="tiled", kernels=(scores, dkdv, dq), numbers={"parts": layout.parts})
 
 
 def _scores_chunk(layout: Layout, head_dim: int, v_dim: int) -> int:
@@ -146,3 +160,26 @@ def _columns(dim: int, most: int, register: int) -> int:
     """Channels of a block: an even division of ``dim`` into blocks of at most ``most``, and at least 16."""
     blocks = math.ceil(dim / most)
     return max(16, math.ceil(math.ceil(dim / blocks) / register) * register)
+
+
+HEAD_DIMS = (32, 64, 80, 96, 128, 256)
+"""Head dims with checked-in variants of their own; in a browser the others are served by *at most* variants."""
+
+
+def checked_in() -> Iterator[Variant]:
+    """The tiled variants in ``generated/``."""
+    choices = [choice(name, head_dim) for name in ("48k", "32k", "16k") for head_dim in HEAD_DIMS]
+    choices += [choice("64x32", 128), *(choice(name, 64) for name in ("64x64", "128x128"))]
+    choices.append(choice("16k", MAX_HEAD_DIM, at_most=True))
+    for chosen in choices:
+        yield from chosen.kernels
+    blocks = {(v.rows, v.cols, v.span * v.cols) for c in choices for v in c.kernels if isinstance(v, AttentionScores)}
+    for rows, key_cols, span_keys in sorted(blocks):
+        for given in ("", "o", "delta"):
+            yield AttentionRows(wg=64, rows=rows, key_cols=key_cols, span_keys=span_keys, given=given)
+    for rows in sorted({rows for rows, *_ in blocks}):
+        for documents in ("", "documents", "wholedocuments"):
+            for kv_lengths in (False, True):
+                yield AttentionIntervals(rows=rows, documents=documents, kv_lengths=kv_lengths)
+    yield AttentionReduce(wg=128)
+    yield AttentionReduce(wg=128, strided=True)

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..algorithms import original as algorithms
-from ..algorithms import tiled as tiled_recipe
-from ..algorithms import tiled_layouts as tiles
+from ..algorithms import ALGORITHMS
+from ..algorithms.algorithm import Algorithm
+from ..algorithms.choice import Choice
+from ..algorithms.original import Short, Streaming, mask_modes
 from ..algorithms.recipe import Recipe
+from ..algorithms.tiled import Tiled
+from ..algorithms.tiled_layouts import LAYOUTS
 from ..errors import ArgumentError
 from ..kernels.original import AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
+from ..kernels.variant import Variant
 from ..problem.mask import Interval
 from ..problem.problem import MAX_HEAD_DIM, Problem
 from ..profile import DeviceProfile
 from ..reference import attention as reference
 from ..selection import catalog
-from ..selection.select import ORDER, SOFTWARE_PARTS, select
+from ..selection.select import select
 
 REFERENCE_MAX_SEQ = 1024
 REFERENCE = ("reference-short", "reference-streaming")
-NAMES = (*REFERENCE, *ORDER)
+NAMES = (*REFERENCE, *ALGORITHMS)
 """What ``--algorithm`` takes, ``reference`` apart, which is the first two."""
 CAUSAL = Interval(hi_shift=1)
 DOCUMENTS = 8
@@ -53,17 +57,17 @@ def contenders(
     """The contenders for a problem on a device, in the order named; then one for each layout and each variant.
 
     ``names`` are of ``NAMES``, or ``"reference"``; of the package's own algorithms the best ``candidates`` recipes each.
-    ``layouts`` are of ``tiles.LAYOUTS``, ``variants`` names of kernels: the best recipe that uses it. What the device
+    ``layouts`` are of ``tiled_layouts.LAYOUTS``, ``variants`` names of kernels: the best recipe that uses it. What the device
     cannot run is found out when it is prepared; what serves the problem nowhere has its reason here. Raises
     ``ArgumentError`` for unknown names.
     """
     found: list[Contender] = []
     for name in names:
         if name == "reference":
-            found += [_reference(problem, each) for each in REFERENCE]
+            found += [_reference(problem, profile, each) for each in REFERENCE]
         elif name in REFERENCE:
-            found.append(_reference(problem, name))
-        elif name in ORDER:
+            found.append(_reference(problem, profile, name))
+        elif name in ALGORITHMS:
             found += _selected(problem, profile, name, candidates, guard)
         else:
             raise ArgumentError("--algorithm", repr(name), f"one of reference, {', '.join(NAMES)}")
@@ -72,23 +76,23 @@ def contenders(
     return list({contender.label: contender for contender in found}.values())
 
 
-def _reference(problem: Problem, name: str) -> Contender:
+def _reference(problem: Problem, profile: DeviceProfile, name: str) -> Contender:
     """The reference file's configuration: 256 threads, MAX_SEQ 1024, head_dim up to 256, documents whatever the mask."""
     label = name.replace("-", " ")
     shape: dict[str, Any] = {"wg": 256, "head_dim": MAX_HEAD_DIM, "at_most": True}
-    short = name == "reference-short"
-    reason = (algorithms.short_refusal if short else algorithms.streaming_refusal)(problem)
-    if not reason and not {"causal", "documents"} & set(algorithms.mask_modes(problem)):
+    algorithm: Algorithm = Short() if name == "reference-short" else Streaming()
+    reason = algorithm.refusal(problem)
+    if not reason and not {"causal", "documents"} & set(mask_modes(problem)):
         reason = f"the reference has no mask but causal, and documents; not {problem.mask}"
-    if not reason and short and problem.kv_len > REFERENCE_MAX_SEQ:
+    if not reason and isinstance(algorithm, Short) and problem.kv_len > REFERENCE_MAX_SEQ:
         reason = f"its MAX_SEQ is {REFERENCE_MAX_SEQ}"
     if reason:
         return Contender(label=label, reason=reason)
-    if not short:
-        return Contender(label=label, recipe=algorithms.streaming(problem, AttentionBackward(mask="documents", **shape)))
-    main = AttentionBackwardShort(max_seq=REFERENCE_MAX_SEQ, mask="documents", **shape)
-    recipe = algorithms.short(problem, main, AttentionBackwardShortDkdv(mask="causal", **shape))
-    return Contender(label=label, recipe=recipe)
+    kernels: tuple[Variant, ...] = (AttentionBackward(mask="documents", **shape),)
+    if isinstance(algorithm, Short):
+        main = AttentionBackwardShort(max_seq=REFERENCE_MAX_SEQ, mask="documents", **shape)
+        kernels = (main, AttentionBackwardShortDkdv(mask="causal", **shape))
+    return Contender(label=label, recipe=Choice(algorithm=algorithm.name, kernels=kernels).recipe(problem, profile))
 
 
 def _selected(problem: Problem, profile: DeviceProfile, name: str, count: int, guard: str) -> Iterator[Contender]:
@@ -100,14 +104,13 @@ def _selected(problem: Problem, profile: DeviceProfile, name: str, count: int, g
 
 
 def layout_contender(problem: Problem, profile: DeviceProfile, layout: str, guard: str = "zero") -> Contender:
-    """``tiled`` with one layout of ``tiles.LAYOUTS``, whatever selection would take."""
-    if layout not in tiles.LAYOUTS:
-        raise ArgumentError("--layout", repr(layout), f"one of {', '.join(tiles.LAYOUTS)}")
-    chosen = tiles.choice(tiles.LAYOUTS[layout], problem.head_dim, problem.v_head_dim, guard=guard)
-    limits = profile.limits
-    budget = min(chosen.budget, limits.max_storage_buffer_binding_size, limits.max_buffer_size)
-    parts = SOFTWARE_PARTS if profile.software else chosen.parts
-    return Contender(label=f"tiled {layout}", recipe=tiled_recipe.tiled(problem, replace(chosen, budget=budget, parts=parts)))
+    """``tiled`` with one of ``tiled_layouts.LAYOUTS``, whatever selection would take."""
+    if layout not in LAYOUTS:
+        raise ArgumentError("--layout", repr(layout), f"one of {', '.join(LAYOUTS)}")
+    algorithm = Tiled()
+    dims = (problem.head_dim, problem.v_head_dim)
+    choice = algorithm.for_problem(algorithm.of_layout(layout, *dims), problem, profile, guard)
+    return Contender(label=f"{algorithm.name} {layout}", recipe=choice.recipe(problem, profile))
 
 
 def check_variant(name: str) -> None:
@@ -119,7 +122,7 @@ def check_variant(name: str) -> None:
 def _with_variant(problem: Problem, profile: DeviceProfile, variant: str, guard: str) -> Contender:
     check_variant(variant)
     offered = list(select(problem, profile, guard=guard).candidates)
-    offered += [c.recipe for c in (layout_contender(problem, profile, name, guard) for name in tiles.LAYOUTS) if c.recipe]
+    offered += [c.recipe for c in (layout_contender(problem, profile, name, guard) for name in LAYOUTS) if c.recipe]
     for recipe in offered:
         if variant in (v.name for v in recipe.variants):
             return Contender(label=variant, recipe=recipe)

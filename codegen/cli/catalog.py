@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import ArgumentError
-from ..kernels.original import MASKS
+from ..kernels.families import FAMILIES
+from ..kernels.original_masks import MODES
 from ..kernels.variant import RenderedVariant, Variant
 from ..rendering import manifest
-from ..selection.catalog import FAMILIES
 from .common import add_json_argument, console, print_json, table
 
 MANY = 8
@@ -23,7 +23,7 @@ MANY = 8
 def add_list_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "List the checked-in kernels: what each serves, and what it asks of a device."
     parser.add_argument("--kernel", choices=tuple(FAMILIES), metavar="NAME", help=f"only this one: {', '.join(FAMILIES)}")
-    parser.add_argument("--mask", choices=MASKS, metavar="MODE", help=f"only those that serve it: {', '.join(MASKS)}")
+    parser.add_argument("--mask", choices=tuple(MODES), metavar="MODE", help=f"only those that serve it: {', '.join(MODES)}")
     add_json_argument(parser)
 
 

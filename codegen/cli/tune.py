@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from ..algorithms.original import REFUSALS
+from ..algorithms import ALGORITHMS
 from ..errors import ArgumentError
 from ..selection import tables as tuning
 from ..selection.table_files import VARIABLE, user_table
@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_problem_arguments(parser)
     what.add_argument("--given", choices=("o", "delta", "none"), default="o", help="what the caller has; default: o")
-    what.add_argument("--algorithm", choices=tuple(REFUSALS), metavar="NAME", help=f"only this one: {', '.join(REFUSALS)}")
+    what.add_argument("--algorithm", choices=tuple(ALGORITHMS), metavar="NAME", help=f"only this one: {', '.join(ALGORITHMS)}")
     how = parser.add_argument_group("how")
     how.add_argument(
         "--budget", type=float, default=BUDGET, metavar="SECONDS", help=f"for all problems together; default: {BUDGET:g}"

@@ -10,16 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..problem.problem import MAX_HEAD_DIM
+from .original_masks import MODES, SHORT_MASKS
 from .variant import WORKGROUP_SIZES, Binding, Count, Dispatch, Rule, Serves, Variant, WorkgroupArray, param
-
-MASKS = ("full", "causal", "documents", "window", "prefix", "documents_window")
-SHORT_MASKS = ("full", "causal", "documents")
-MASK_WORDS = {
-    "window": ("kv_len:u32", "lo_shift:i32", "hi_shift:i32"),
-    "prefix": ("kv_len:u32", "prefix:i32", "prefix_shift:i32"),
-    "documents_window": ("kv_len:u32", "lo_shift:i32", "hi_shift:i32"),
-}
-"""What follows the scale in ``params``, for the masks that have constants; see ``mask.Interval``."""
 
 SEG_UNIFORM_POSITIONS = 16384
 """What fits a 64 KiB uniform."""
@@ -64,6 +56,11 @@ class _AttentionVariant(Variant):
     def workgroup_size(self) -> int:
         return self.wg
 
+    @property
+    def summary(self) -> str:
+        bound = f" d≤{self.head_dim}" if self.at_most else ""  # type: ignore[attr-defined]
+        return f"{self.in_words()}{bound}{' seg uniform' if getattr(self, 'seg_uniform', False) else ''}"
+
     def tag(self, field: str, tag: str) -> str:
         return "dmax" if field == "head_dim" and self.at_most else tag  # type: ignore[attr-defined]
 
@@ -76,11 +73,11 @@ class _AttentionVariant(Variant):
 
 
 def _head_dim() -> int:
-    return param("d", "head_dim: a constant, or with at_most the bound of what comes in dims")  # type: ignore[no-any-return]
+    return param("d", "head_dim: a constant, or with at_most the bound of what comes in dims", tuned=False)  # type: ignore[no-any-return]
 
 
 def _at_most() -> bool:
-    return param("", "head_dim is a bound, the real one comes in dims", values=(False, True), default=False)  # type: ignore[no-any-return]
+    return param("", "head_dim is a bound, the real one comes in dims", values=(False, True), default=False, tuned=False)  # type: ignore[no-any-return]
 
 
 def _guard() -> str:
@@ -89,6 +86,7 @@ def _guard() -> str:
         "zero: a non-finite probability or result becomes 0; propagate: something non-finite comes out where it went in",
         values=("zero", "propagate"),
         default="zero",
+        tuned=False,
     )
 
 
@@ -109,7 +107,7 @@ def _uniforms(dims: int, mask: str, first: str = "scale:f32") -> tuple[Binding, 
             type="vec4<u32>",
             access="uniform",
             role="params",
-            words=(first, *MASK_WORDS.get(mask, ())),
+            words=(first, *(MODES[mask].words if mask else ())),
         ),
     )
 
@@ -134,10 +132,12 @@ class AttentionBackward(_AttentionVariant):
 
     head_dim: int = _head_dim()
     at_most: bool = _at_most()
-    mask: str = param("", "what a query sees", values=MASKS)
+    mask: str = param("", "what a query sees", values=tuple(MODES), tuned=False)
     guard: str = _guard()
-    overwrite: bool = param("overwrite", "d_q is overwritten, not added to", values=(False, True), default=False)
-    seg_uniform: bool = param("seguniform", "seg is a uniform buffer of 16384 positions", values=(False, True), default=False)
+    overwrite: bool = param("overwrite", "d_q is overwritten, not added to", values=(False, True), default=False, tuned=False)
+    seg_uniform: bool = param(
+        "seguniform", "seg is a uniform buffer of 16384 positions", values=(False, True), default=False, tuned=False
+    )
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
@@ -200,10 +200,12 @@ class AttentionBackwardShort(_AttentionVariant):
     max_seq: int = param("maxseq", "the longest sequence; 8 bytes of workgroup memory for each position")
     head_dim: int = _head_dim()
     at_most: bool = _at_most()
-    mask: str = param("", "what a query sees", values=SHORT_MASKS)
+    mask: str = param("", "what a query sees", values=SHORT_MASKS, tuned=False)
     guard: str = _guard()
-    accumulate: bool = param("accumulate", "d_q is added to, not overwritten", values=(False, True), default=False)
-    seg_uniform: bool = param("seguniform", "seg is a uniform buffer of 16384 positions", values=(False, True), default=False)
+    accumulate: bool = param("accumulate", "d_q is added to, not overwritten", values=(False, True), default=False, tuned=False)
+    seg_uniform: bool = param(
+        "seguniform", "seg is a uniform buffer of 16384 positions", values=(False, True), default=False, tuned=False
+    )
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
@@ -253,9 +255,11 @@ class AttentionBackwardShortDkdv(_AttentionVariant):
 
     head_dim: int = _head_dim()
     at_most: bool = _at_most()
-    mask: str = param("", "what a query sees: full, or nothing past itself", values=("full", "causal"))
+    mask: str = param("", "what a query sees: full, or nothing past itself", values=("full", "causal"), tuned=False)
     guard: str = _guard()
-    accumulate: bool = param("accumulate", "d_k and d_v are added to, not overwritten", values=(False, True), default=False)
+    accumulate: bool = param(
+        "accumulate", "d_k and d_v are added to, not overwritten", values=(False, True), default=False, tuned=False
+    )
 
     @property
     def bindings(self) -> tuple[Binding, ...]:

@@ -36,12 +36,22 @@ class _TiledVariant(Variant):
     row_reg: int = param("rr", "rows in one thread's registers", values=(2, 4, 8))
     col_reg: int = param("cr", "columns in one thread's registers", values=(2, 4, 8))
     chunk: int = param("chunk", "of the summed axis, staged in workgroup memory at a time", values=(8, 16, 32, 64))
-    head_dim: int = param("d", "head_dim: a constant, or with at_most the bound of what comes in call")
-    v_head_dim: int = param("v", "v_head_dim where it differs from head_dim", default=0)
-    at_most: bool = param("", "head dims are bounds, the real ones come in call", values=(False, True), default=False)
-    guard: str = param("", "what becomes of non-finite numbers", values=("zero", "propagate"), default="zero")
-    softcap: bool = param("softcap", "scores are c·tanh(S/c)", values=(False, True), default=False)
-    alibi: bool = param("alibi", "scores fall with the distance, by a slope for each head", values=(False, True), default=False)
+    head_dim: int = param("d", "head_dim: a constant, or with at_most the bound of what comes in call", tuned=False)
+    v_head_dim: int = param("v", "v_head_dim where it differs from head_dim", default=0, tuned=False)
+    at_most: bool = param(
+        "", "head dims are bounds, the real ones come in call", values=(False, True), default=False, tuned=False
+    )
+    guard: str = param("", "what becomes of non-finite numbers", values=("zero", "propagate"), default="zero", tuned=False)
+    softcap: bool = param("softcap", "scores are c·tanh(S/c)", values=(False, True), default=False, tuned=False)
+    alibi: bool = param(
+        "alibi", "scores fall with the distance, by a slope for each head", values=(False, True), default=False, tuned=False
+    )
+
+    @property
+    def summary(self) -> str:
+        bound = f" d≤{self.head_dim}" if self.at_most else ""
+        more = self.in_words("rows", "cols", "row_reg", "col_reg")
+        return f"{self.rows}×{self.cols} {self.row_reg}×{self.col_reg} {more}{bound}"
 
     def tag(self, field: str, tag: str) -> str:
         return tag + "max" if field in ("head_dim", "v_head_dim") and self.at_most else tag
@@ -174,8 +184,8 @@ class AttentionDkdv(_TiledVariant):
         Rule(lambda v: v.key_cols % v.rows == 0, "{rows} keys do not divide blocks of {key_cols}"),
     )
 
-    query_rows: int = param("qrows", "queries of a block of intervals", values=(16, 32, 64, 128, 256))
-    key_cols: int = param("kcols", "keys of a block of scores")
+    query_rows: int = param("qrows", "queries of a block of intervals", values=(16, 32, 64, 128, 256), follows=True)
+    key_cols: int = param("kcols", "keys of a block of scores", follows=True)
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
@@ -238,8 +248,8 @@ class AttentionDq(_TiledVariant):
         Rule(lambda v: v.key_cols % v.chunk == 0, "chunks of {chunk} keys do not divide blocks of {key_cols}"),
     )
 
-    query_rows: int = param("qrows", "queries of a block of intervals", values=(16, 32, 64, 128, 256))
-    key_cols: int = param("kcols", "keys of a block of scores")
+    query_rows: int = param("qrows", "queries of a block of intervals", values=(16, 32, 64, 128, 256), follows=True)
+    key_cols: int = param("kcols", "keys of a block of scores", follows=True)
 
     @property
     def row_stride(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..problem.mask import Interval
 from ..problem.problem import MAX_HEAD_DIM
 from .variant import Binding, Count, Dispatch, Serves, Variant, WorkgroupArray, param
 
@@ -14,7 +15,7 @@ STRIP = ("slot_first:u32", "row_first:u32", "strip_rows:u32", "key_stride:u32")
 PARTS = ("head_parts:u32", "query_parts:u32")
 MAX_ALIBI_HEADS = 256
 """What the slopes' uniform holds."""
-MASK_SHIFTS = ("lo_shift:i32", "hi_shift:i32", "prefix:i32", "prefix_shift:i32")
+MASK_TERMS = tuple(f"{term}:i32" for term in Interval().words)
 
 
 def storage(binding: int, name: str, type_: str, role: str = "", access: str = "read") -> Binding:
@@ -56,7 +57,9 @@ class AttentionIntervals(Variant):
     documents: str = param(
         "", "bounds of a document: none, its start, or both", values=("", "documents", "wholedocuments"), default=""
     )
-    kv_lengths: bool = param("kvlengths", "each batch entry has its own number of keys", values=(False, True), default=False)
+    kv_lengths: bool = param(
+        "kvlengths", "each batch entry has its own number of keys", values=(False, True), default=False, tuned=False
+    )
 
     @property
     def workgroup_size(self) -> int:
@@ -65,7 +68,7 @@ class AttentionIntervals(Variant):
     @property
     def bindings(self) -> tuple[Binding, ...]:
         return (
-            call(0, "q_len:u32", "kv_len:u32", *MASK_SHIFTS),
+            call(0, "q_len:u32", "kv_len:u32", *MASK_TERMS),
             storage(1, "intervals", "vec2<i32>", access="read_write"),
             *((storage(2, "doc_start", "u32"),) if self.documents else ()),
             *((storage(3, "kv_lengths", "u32"),) if self.kv_lengths else ()),
@@ -98,11 +101,13 @@ class AttentionRows(Variant):
 
     wg: int = param("wg", "threads of a workgroup", values=(32, 64, 128, 256))
     rows: int = param("rows", "queries of a block of intervals", values=(16, 32, 64, 128, 256))
-    key_cols: int = param("kcols", "keys of a block of scores")
+    key_cols: int = param("kcols", "keys of a block of scores", follows=True)
     span_keys: int = param("span", "keys of one span of the scores kernel")
-    given: str = param("", "where D comes from: the scores, o, or the caller", values=("", "o", "delta"), default="")
-    softcap: bool = param("softcap", "a row's lse is handed on too", values=(False, True), default=False)
-    alibi: bool = param("alibi", "and its head's slope", values=(False, True), default=False)
+    given: str = param(
+        "", "where D comes from: the scores, o, or the caller", values=("", "o", "delta"), default="", tuned=False
+    )
+    softcap: bool = param("softcap", "a row's lse is handed on too", values=(False, True), default=False, tuned=False)
+    alibi: bool = param("alibi", "and its head's slope", values=(False, True), default=False, tuned=False)
 
     @property
     def workgroup_size(self) -> int:
@@ -148,8 +153,10 @@ class AttentionReduce(Variant):
     template: ClassVar[str] = "tiled/attention_reduce.wgsl.j2"
 
     wg: int = param("wg", "threads of a workgroup", values=(32, 64, 128, 256))
-    guard: str = param("", "what becomes of non-finite numbers", values=("zero", "propagate"), default="zero")
-    strided: bool = param("strided", "the gradient's rows lie where strides say", values=(False, True), default=False)
+    guard: str = param("", "what becomes of non-finite numbers", values=("zero", "propagate"), default="zero", tuned=False)
+    strided: bool = param(
+        "strided", "the gradient's rows lie where strides say", values=(False, True), default=False, tuned=False
+    )
 
     @property
     def workgroup_size(self) -> int:

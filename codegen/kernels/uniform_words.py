@@ -46,14 +46,10 @@ def finite(name: str, value: float) -> float:
 
 
 def uniform_values(problem: Problem) -> dict[str, float | int]:
-    """What the words of a kernel's uniforms are called, and their values for a problem; terms that a mask lacks never bind."""
-    mask, never = problem.interval, 1 << 30
+    """What the words of a kernel's uniforms are called, and their values for a problem."""
     return {
         **problem.sizes,
-        "lo_shift": -never if mask.lo_shift is None else mask.lo_shift,
-        "hi_shift": never if mask.hi_shift is None else mask.hi_shift,
-        "prefix": never if mask.prefix is None else mask.prefix,
-        "prefix_shift": mask.prefix_shift,
+        **problem.interval.words,
         **{word: value for name in problem.shapes for word, value in stride_values(name, problem.strides_of(name)).items()},
     }
 

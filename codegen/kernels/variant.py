@@ -117,13 +117,24 @@ class Rule:
     const_assert: str = ""
 
 
-def param(tag: str, doc: str, *, values: tuple[Any, ...] = (), default: Any = dataclasses.MISSING) -> Any:
+def param(
+    tag: str,
+    doc: str,
+    *,
+    values: tuple[Any, ...] = (),
+    default: Any = dataclasses.MISSING,
+    tuned: bool = True,
+    follows: bool = False,
+) -> Any:
     """A template parameter.
 
     ``tag`` goes before an integer in the name, and is the name of a true flag; text values name
     themselves. A value equal to ``default`` is left out of the name. ``values``, where given, lists what is allowed.
+    Tuning tries them all, unless ``tuned`` is false: where the problem decides, or, with ``follows``, another kernel.
     """
-    return dataclasses.field(default=default, metadata={"tag": tag, "doc": doc, "values": values})
+    return dataclasses.field(
+        default=default, metadata={"tag": tag, "doc": doc, "values": values, "tuned": tuned and not follows, "follows": follows}
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +183,20 @@ class Variant:
     def tag(self, field: str, tag: str) -> str:
         """The tag of a field in this variant's name; a kernel may let it depend on another field."""
         return tag
+
+    def in_words(self, *told: str) -> str:
+        """Every parameter that tuning chooses but those already ``told``: ``wg 256 max_seq 512``, or the name of a true flag."""
+        words = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name not in told and field.metadata["tuned"] and value != field.default:
+                words.append(field.name if value is True else f"{field.name} {value}")
+        return " ".join(words)
+
+    @property
+    def summary(self) -> str:
+        """The parameters by which tuned variants differ, in a few words."""
+        return self.in_words()
 
     @property
     def context(self) -> dict[str, object]:

@@ -7,7 +7,7 @@ as the caller named them; ``Mask.interval`` resolves them, for given lengths, in
 from __future__ import annotations
 
 import operator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, SupportsIndex
 
 from ..errors import ArgumentError
@@ -16,6 +16,8 @@ Align = Literal["bottom-right", "top-left"]
 Documents = Literal["", "causal", "whole"]
 
 ALIGNMENTS: tuple[Align, ...] = ("bottom-right", "top-left")
+NEVER = 1 << 30
+"""A bound past every position."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,37 @@ class Interval:
     prefix_shift: int = 0
     doc_start: bool = False
     doc_end: bool = False
+
+    @property
+    def words(self) -> dict[str, int]:
+        """The terms that are numbers, as kernels read them in 32 bits; one that is left out never binds."""
+        return {
+            "lo_shift": -NEVER if self.lo_shift is None else self.lo_shift,
+            "hi_shift": NEVER if self.hi_shift is None else self.hi_shift,
+            "prefix": NEVER if self.prefix is None else self.prefix,
+            "prefix_shift": self.prefix_shift,
+        }
+
+    @property
+    def kind(self) -> str:
+        """``full``, ``causal``, ``window``, ``prefix``, ``documents``, ``wholedocuments``, or two of them with a plus."""
+        kinds = []
+        if self.doc_start:
+            kinds.append("wholedocuments" if self.doc_end else "documents")
+        if self.prefix is not None:
+            kinds.append("prefix")
+        if self.lo_shift is not None:
+            kinds.append("window")
+        elif self.hi_shift is not None and not self.doc_start:
+            kinds.append("causal")
+        return "+".join(kinds) or "full"
+
+    def width(self, kv_len: int) -> int | None:
+        """The keys that a query sees at most by the bounds that move along with it; None where nothing bounds them below."""
+        if self.lo_shift is None:
+            return None
+        high = 1 if self.hi_shift is None and self.doc_start and not self.doc_end else self.hi_shift
+        return kv_len if high is None else min(kv_len, max(1, high - self.lo_shift))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +191,18 @@ class Mask:
             prefix_shift=prefix_shift,
             doc_start=bool(self.documents_mode),
             doc_end=self.documents_mode == "whole" and (hi is None or hi > 1),
+        )
+
+    def shrunk(self, kv_len: int) -> Mask:
+        """The same mask for a problem of only so many keys: windows and prefixes are narrowed, so that they still cut there."""
+
+        def narrowed(width: int | None) -> int | None:
+            return width if width is None else min(width, kv_len // 3)
+
+        return replace(
+            self,
+            bands=tuple(replace(band, left=narrowed(band.left), right=narrowed(band.right)) for band in self.bands),
+            prefixes=tuple(replace(prefix, length=min(prefix.length, kv_len // 2)) for prefix in self.prefixes),
         )
 
     def __str__(self) -> str:

@@ -8,18 +8,14 @@ serve the problem and, where the head_dim has none of its own, one with that hea
 from __future__ import annotations
 
 import functools
-import math
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-from ..algorithms import original as algorithms
-from ..algorithms import tiled_layouts as tiles
+from ..algorithms import ALGORITHMS
+from ..algorithms.algorithm import Algorithm, algorithm_named
 from ..algorithms.choice import Choice
 from ..algorithms.recipe import Recipe, buffer_bytes
 from ..errors import ArgumentError, VariantError
-from ..kernels.original import SEG_UNIFORM_POSITIONS, AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
-from ..problem.problem import GRADIENTS, MAX_HEAD_DIM, Problem
+from ..problem.problem import GRADIENTS, Problem
 from ..profile import DeviceProfile
 from . import catalog
 from . import tables as tuning
@@ -80,8 +76,8 @@ def select(
     ``tuning`` is the table to go by: the user's and the package's where it is left out, ``tuning.EMPTY`` for none.
     An empty ``candidates`` is not an error here; ``Plan`` makes it one. Raises ``ArgumentError`` for unknown names.
     """
-    if algorithm is not None and algorithm not in algorithms.REFUSALS:
-        raise ArgumentError("algorithm", repr(algorithm), f"one of {', '.join(algorithms.REFUSALS)}")
+    if algorithm is not None:
+        algorithm_named(algorithm)
     if guard not in ("zero", "propagate"):
         raise ArgumentError("guard", repr(guard), "'zero' or 'propagate'")
     return _select(problem, profile, algorithm, guard, default_table() if tuning is None else tuning)
@@ -98,14 +94,13 @@ def _select(problem: Problem, profile: DeviceProfile, algorithm: str | None, gua
     if found:
         candidates.append(found[0])
         tuned = found[1]
-    for name in [algorithm] if algorithm else ORDER:
-        reason = algorithms.REFUSALS[name](problem)
-        if reason:
+    for name, each in _algorithms(algorithm):
+        if reason := each.refusal(problem):
             refusals.append(reason)
             continue
         refused: dict[str, None] = {}
         fitting = []
-        for choice in CANDIDATES[name](problem, profile, guard):
+        for choice in each.candidates(problem, profile, guard):
             reasons = choice.shortfalls(profile)
             recipe = None if reasons else choice.recipe(problem, profile)
             reasons = reasons if recipe is None else recipe.refusals(profile)
@@ -168,111 +163,15 @@ def _told(row: Row, level: Level, profile: DeviceProfile) -> str:
 def choices(problem: Problem, profile: DeviceProfile, *, algorithm: str | None = None, guard: str = "zero") -> list[Choice]:
     """What ``select`` ranks without a tuning table, as choices that fit the device, in its order."""
     found: list[Choice] = []
-    for name in [algorithm] if algorithm else ORDER:
-        if not algorithms.REFUSALS[name](problem) and not _too_large(problem, profile):
-            for choice in CANDIDATES[name](problem, profile, guard):
+    for _, each in _algorithms(algorithm):
+        if not each.refusal(problem) and not _too_large(problem, profile):
+            for choice in each.candidates(problem, profile, guard):
                 fits = choice not in found and not choice.shortfalls(profile)
                 if fits and not choice.recipe(problem, profile).refusals(profile):
                     found.append(choice)
     return found
 
 
-ORDER = ("tiled", "short", "streaming")
-"""The algorithms, the one that should be fastest first: so measured on an H200 and on llvmpipe at every length tried."""
-
-SCRATCH_SHARE = 16
-"""A scratch buffer takes at most so many times what the call's own arrays take, and is worth having up to ``MAX_SCRATCH``:
-on an H200, 2 GiB instead of 1 GiB were worth 4 % at 8192 positions, and 512 MiB cost 8 %."""
-MIN_SCRATCH, MAX_SCRATCH = 128 << 20, 2 << 30
-
-
-def scratch_budget(problem: Problem) -> int:
-    """Bytes that each scratch buffer of the tiled algorithm may take, as far as the device's limits allow."""
-    own = sum(4 * math.prod(problem.shapes[name]) for name in ("q", "k", "v", "d_o", *GRADIENTS))
-    return min(MAX_SCRATCH, max(MIN_SCRATCH, SCRATCH_SHARE * own))
-
-
-LARGE_GRID = 4096
-"""From so many blocks of 128 queries × 128 keys on, the largest blocks are the fastest; below, small ones fill the device."""
-
-
-def _tiled(problem: Problem, profile: DeviceProfile, guard: str) -> Iterator[Choice]:
-    grid = problem.batch * problem.heads * -(-problem.q_len // 128) * -(-problem.kv_len // 128)
-    names = ("48k", "32k", "16k") if grid >= LARGE_GRID and not profile.software else ("16k", "32k", "48k")
-    limit = min(profile.limits.max_storage_buffer_binding_size, profile.limits.max_buffer_size)
-    terms: dict[str, Any] = {"guard": guard, "softcap": problem.softcap, "alibi": problem.alibi}
-    for at_most in (False, True):
-        for name in names if not at_most else ("16k",):
-            if at_most:
-                chosen = tiles.choice(tiles.LAYOUTS[name], MAX_HEAD_DIM, at_most=True, **terms)
-            else:
-                chosen = tiles.choice(tiles.LAYOUTS[name], problem.head_dim, problem.v_head_dim, **terms)
-            budget = min(scratch_budget(problem), limit)
-            parts = SOFTWARE_PARTS if profile.software else chosen.parts
-            yield Choice.of(replace(chosen, budget=budget, parts=parts))
-
-
-SOFTWARE_PARTS = 16
-"""Workgroups that keep a processor's cores busy."""
-
-
-def _bounds(problem: Problem) -> tuple[tuple[int, bool], ...]:
-    """Head_dim bounds in the order they are tried: the constant (checked in or not), then *at most*."""
-    return ((problem.head_dim, False), *((d, at_most) for d, at_most in catalog.BOUNDS if at_most and d >= problem.head_dim))
-
-
-def _seg(mask: str) -> tuple[bool, ...]:
-    return (False, True) if mask.startswith("documents") else (False,)
-
-
-def _positions(problem: Problem) -> int:
-    return problem.batch * problem.q_len
-
-
-def _streaming(problem: Problem, profile: DeviceProfile, guard: str) -> Iterator[Choice]:
-    for mask in algorithms.mask_modes(problem):
-        for head_dim, at_most in _bounds(problem):
-            for wg in (256, catalog.COMPAT_WG):
-                for seg_uniform in _seg(mask):
-                    v = AttentionBackward(
-                        wg=wg, head_dim=head_dim, at_most=at_most, mask=mask, guard=guard, seg_uniform=seg_uniform
-                    )
-                    if v.serves.max_seq is None or _positions(problem) <= v.serves.max_seq:
-                        yield Choice(algorithm="streaming", kernels=(v,))
-
-
-def _short(problem: Problem, profile: DeviceProfile, guard: str) -> Iterator[Choice]:
-    masks = [mask for mask in algorithms.mask_modes(problem) if mask in ("full", "causal", "documents")]
-    max_seqs = [length for length in catalog.MAX_SEQS if length >= problem.kv_len]
-    for mask in masks:
-        for head_dim, at_most in _bounds(problem):
-            for max_seq in max_seqs:
-                for wg in (256, catalog.COMPAT_WG):
-                    for seg_uniform in _seg(mask):
-                        main = AttentionBackwardShort(
-                            wg=wg,
-                            max_seq=max_seq,
-                            head_dim=head_dim,
-                            at_most=at_most,
-                            mask=mask,
-                            guard=guard,
-                            accumulate="d_q" in problem.accumulate,
-                            seg_uniform=seg_uniform,
-                        )
-                        dkdv = AttentionBackwardShortDkdv(
-                            wg=wg,
-                            head_dim=head_dim,
-                            at_most=at_most,
-                            mask="full" if mask == "full" else "causal",
-                            guard=guard,
-                            accumulate="d_k" in problem.accumulate,
-                        )
-                        if not seg_uniform or _positions(problem) <= SEG_UNIFORM_POSITIONS:
-                            yield Choice(algorithm="short", kernels=(main, dkdv))
-
-
-CANDIDATES: dict[str, Callable[[Problem, DeviceProfile, str], Iterable[Choice]]] = {
-    "tiled": _tiled,
-    "short": _short,
-    "streaming": _streaming,
-}
+def _algorithms(name: str | None) -> list[tuple[str, Algorithm]]:
+    """The algorithms in question, the one that should be the fastest first."""
+    return list(ALGORITHMS.items()) if name is None else [(name, algorithm_named(name))]

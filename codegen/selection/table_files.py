@@ -9,8 +9,8 @@ import warnings
 from importlib.resources import files
 from pathlib import Path
 
-from ..algorithms import choice as choices
 from ..errors import TuningError
+from ..kernels import families
 from .tables import EMPTY, Table, load, parse
 
 VARIABLE = "WGSL_ATTENTION_TUNING"
@@ -59,9 +59,9 @@ def default_table() -> Table:
         return EMPTY
     try:
         stat = os.stat(path)
-        stamp: object = (path, stat.st_mtime_ns, stat.st_size, stat.st_ino, len(choices.registered()))
+        stamp: object = (path, stat.st_mtime_ns, stat.st_size, stat.st_ino, len(families.added()))
     except OSError:
-        stamp = (path, len(choices.registered()))
+        stamp = (path, len(families.added()))
     seen, table = _state
     if seen == stamp:
         return table

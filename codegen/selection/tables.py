@@ -16,6 +16,7 @@ nor are strides, which cost next to nothing (1 to 3 % on an H200); a row whose k
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
@@ -39,7 +40,11 @@ LEVELS: tuple[Level, ...] = get_args(Level)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """What of a problem decides which choice is the fastest. ``sizes`` are powers of two; see the module's docstring."""
+    """What of a problem decides which choice is the fastest. ``sizes`` are powers of two; see the module's docstring.
+
+    The other columns are attributes of ``Problem`` (``mask`` is ``Interval.kind``). One that comes later has a default, the
+    value that all problems had until then, so that older tables stay readable.
+    """
 
     mask: str
     head_dim: int
@@ -58,20 +63,24 @@ class Key:
     def distance(self, problem: Problem) -> float | None:
         """The sum of the sizes' distances in log2; None where something differs that must match, or is out of reach."""
         exact = exact_sizes(problem)
-        if _fixed(problem) != {name: getattr(self, name) for name in _FIXED} or set(exact) != {name for name, _ in self.sizes}:
+        if _fixed(problem) != {name: getattr(self, name) for name in _columns()} or not exact.keys() >= {
+            n for n, _ in self.sizes
+        }:
             return None
         distances = [abs(math.log2(exact[name]) - math.log2(size)) for name, size in self.sizes]
-        return sum(distances) if max(distances) <= math.log2(REACH) else None
+        return sum(distances) if max(distances, default=0.0) <= math.log2(REACH) else None
 
     def as_json(self) -> dict[str, Any]:
-        return {**{name: getattr(self, name) for name in _FIXED}, "sizes": dict(self.sizes)}
+        return {**{name: getattr(self, name) for name in _columns()}, "sizes": dict(self.sizes)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Key:
         sizes = tuple((str(name), int(size)) for name, size in data["sizes"].items())
         if any(size < 1 for _, size in sizes):
             raise ValueError(f"sizes of {dict(sizes)}")
-        return cls(**{name: data[name] for name in _FIXED}, sizes=sizes)
+        if unknown := data.keys() - {*_columns(), "sizes"}:  # of a later version: what it tells apart is not known here
+            raise ValueError(f"columns {', '.join(sorted(unknown))}")
+        return cls(**{name: data[name] for name in _columns() if name in data}, sizes=sizes)
 
     def __str__(self) -> str:
         dims = f"{self.head_dim}" if self.head_dim == self.v_head_dim else f"{self.head_dim} and {self.v_head_dim}"
@@ -80,37 +89,20 @@ class Key:
         return f"{self.mask}, head_dim {dims}, group {self.group}{more}; {sizes}"
 
 
-_FIXED = ("mask", "head_dim", "v_head_dim", "group", "softcap", "alibi", "dtype")
-
-
 def _fixed(problem: Problem) -> dict[str, Any]:
-    values = {name: getattr(problem, name) for name in _FIXED}
-    return {**values, "mask": mask_kind(problem)}
+    """What must match: a key's columns but the sizes."""
+    return {name: getattr(problem, name) for name in _columns() if name != "mask"} | {"mask": problem.interval.kind}
 
 
-def mask_kind(problem: Problem) -> str:
-    """``full``, ``causal``, ``window``, ``prefix``, ``documents``, ``wholedocuments``, or two of them with a plus."""
-    mask = problem.interval
-    kinds = []
-    if mask.doc_start:
-        kinds.append("wholedocuments" if mask.doc_end else "documents")
-    if mask.prefix is not None:
-        kinds.append("prefix")
-    if mask.lo_shift is not None:
-        kinds.append("window")
-    elif mask.hi_shift is not None and not mask.doc_start:
-        kinds.append("causal")
-    return "+".join(kinds) or "full"
+def _columns() -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(Key) if field.name != "sizes")
 
 
 def exact_sizes(problem: Problem) -> dict[str, int]:
     """The sizes that a key rounds: q_len, kv_len, slots and, with a window, the keys that a query sees at most."""
     sizes = {"q_len": problem.q_len, "kv_len": problem.kv_len, "slots": problem.batch * problem.heads}
-    mask = problem.interval
-    if mask.lo_shift is not None:
-        high = 1 if mask.hi_shift is None and mask.doc_start and not mask.doc_end else mask.hi_shift
-        sizes["window"] = problem.kv_len if high is None else min(problem.kv_len, max(1, high - mask.lo_shift))
-    return sizes
+    width = problem.interval.width(problem.kv_len)
+    return sizes if width is None else {**sizes, "window": width}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,9 @@ class Measurement:
     ``status`` is ``"timed"``, ``"wrong"`` (its gradients are, so it was not timed), ``"failed"`` (compiler or driver) or
     ``"refused"`` (it does not fit), with the ``reason``. ``seconds`` and ``incumbent_seconds`` are medians of ``rounds``
     passes each (on a processor the least), ``ratio`` is the one by the other, and ``score`` the time relative to the
-    default's. ``error`` is the largest error in its gradients as a multiple of the tolerance. ``params`` has every
-    parameter as ``role.name``; ``choice`` is what a tuning table holds, None for a bare recipe. ``date`` is UTC, ISO 8601.
+    default's. ``label`` is for people, ``identity`` what the measurements of one candidate share. ``error`` is the largest
+    error in its gradients as a multiple of the tolerance. ``params`` has every parameter as ``role.name``; ``choice`` is what
+    a tuning table holds, None for a bare recipe. ``date`` is UTC, ISO 8601.
     """
 
     problem: str
@@ -43,6 +44,7 @@ class Measurement:
     stage: str
     algorithm: str
     label: str
+    identity: str
     variants: tuple[str, ...]
     params: Mapping[str, Any]
     status: Status
@@ -61,6 +63,7 @@ class Measurement:
     def from_json(cls, data: Mapping[str, Any]) -> Measurement:
         """Raises ``KeyError`` or ``TypeError`` for anything else."""
         known = {f.name: data[f.name] for f in dataclasses.fields(cls) if f.name in data}
+        known.setdefault("identity", known["label"])  # a journal from before labels and identities were told apart
         return cls(**{**known, "variants": tuple(data["variants"])})
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..algorithms import ALGORITHMS
 from ..algorithms.recipe import Recipe, buffer_bytes, placed
 from ..gpu.device import Device
 from ..planning.plan import Plan
 from ..problem.documents import doc_start_from_lengths
-from ..problem.mask import Band, Mask, Prefix
 from ..problem.problem import GRADIENTS, Problem
 from ..problem.strides import gather
 from ..reference import attention as reference
@@ -39,12 +39,6 @@ def twin_of(problem: Problem, length: int = LENGTH) -> Problem:
     # as many keys, more, or fewer, as the large one has
     longest = length + length // 3 * ((problem.kv_len > problem.q_len) - (problem.kv_len < problem.q_len))
     q_len, kv_len = min(problem.q_len, length), min(problem.kv_len, longest)
-    mask = problem.mask
-    bands = tuple(
-        Band(align=band.align, left=_shrunk(band.left, kv_len), right=_shrunk(band.right, kv_len)) for band in mask.bands
-    )
-    prefixes = tuple(Prefix(align=prefix.align, length=min(prefix.length, kv_len // 2)) for prefix in mask.prefixes)
-    small = Mask(documents_mode=mask.documents_mode, bands=bands, prefixes=prefixes)
     strides = dict(problem.strides)
     group = next(n for n in range(min(MAX_GROUP, problem.group), 0, -1) if problem.group % n == 0)
     twin = replace(
@@ -55,15 +49,11 @@ def twin_of(problem: Problem, length: int = LENGTH) -> Problem:
         heads=group,
         kv_heads=1,
         batch=min(problem.batch, 2),
-        mask=small,
+        mask=problem.mask.shrunk(kv_len),
         given="o" if problem.given == "o" else "none",  # a caller's delta is less right than the rule asks for
         accumulate=frozenset(),
     )
     return replace(twin, strides={name: s.like(problem.shapes[name], twin.shapes[name]) for name, s in strides.items()})
-
-
-def _shrunk(width: int | None, length: int) -> int | None:
-    return width if width is None else min(width, length // 3)
 
 
 class Twin:
@@ -128,7 +118,7 @@ class Twin:
         finally:
             plan.release()
         right = self._expected
-        if recipe.algorithm == "streaming" and self._case is not None:
+        if ALGORITHMS[recipe.algorithm].chained and self._case is not None:
             self._chained = self._chained or gradcheck.chained(self._case, right)
             right = self._chained
         return right.judge(Gradients(**found))

@@ -34,10 +34,8 @@ CLEAR = 0.99
 """A win takes at least one part in a hundred off the time; less is noise."""
 GLANCE = 0.9
 """What was only seen in a first heat counts as a win, where the search breaks off, if it is so much better."""
-SIMPLE_POSITIONS = 1024
-"""Beyond, short and streaming are out of the running: at 2048 positions they took 14 and 36 times as long as tiled."""
-WEIGHTS = {"start": 3, "scores": 5, "dkdv": 4, "dq": 3, "split": 2, "workgroup": 2, "own": 10}
-"""How the stages share the time; what one leaves goes to the others."""
+START_WEIGHT = 3
+"""The first stage's share of the time, beside those that the algorithm's stages have; what one leaves goes to the others."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,24 +105,26 @@ class Search:
         if default is None:
             return outcome
         reserve = 0.12 * seconds
-        stages = ("own",) if self._space is not None else ("start", *spaces.STAGES)
-        for number, stage in enumerate(stages):
-            left = end - reserve - time.monotonic()
-            if left <= 0:
-                break
-            share = left * WEIGHTS[stage] / sum(WEIGHTS[name] for name in stages[number:])
-            if stage in spaces.STAGES and self._choice.algorithm != "tiled":
-                if stage == spaces.STAGES[0]:
-                    self._compete("workgroup", spaces.workgroups(self._choice, self._profile), left)
-                continue
-            self._compete(stage, self._pool(stage), share)
+        last = end - reserve
+        if self._space is not None:
+            self._compete("own", spaces.entries(self._space, self._problem, self._profile), last - time.monotonic())
+        else:
+            weight = START_WEIGHT + sum(stage.weight for stage in self._choice.of.stages())
+            self._compete("start", self._firsts(), (last - time.monotonic()) * START_WEIGHT / weight)
+            stages = self._choice.of.stages()
+            for number, stage in enumerate(stages):
+                left = last - time.monotonic()
+                if left <= 0:
+                    break
+                share = left * stage.weight / sum(later.weight for later in stages[number:])
+                self._compete(stage.name, list(stage.neighbours(self._choice, self._problem, self._profile)), share)
         self._finish(default)
         return outcome
 
     @property
     def _choice(self) -> Choice:
         choice = self._incumbent.choice
-        return choice if choice is not None else Choice.of(self._first_choice)
+        return choice if choice is not None else self._first_choice
 
     def _default(self) -> Candidate | None:
         """What selection takes without tuning: the first incumbent, and what all scores are relative to."""
@@ -145,19 +145,21 @@ class Search:
         self._conclude()
         return default
 
-    def _pool(self, stage: str) -> list[Choice | Recipe]:
-        if stage == "own":
-            assert self._space is not None
-            return spaces.own(self._space, self._problem, self._profile)
-        if stage == "start":
-            simple = max(self._problem.q_len, self._problem.kv_len) <= SIMPLE_POSITIONS
-            firsts: dict[str, Choice] = {}
-            for choice in self._offered:
-                firsts.setdefault(choice.algorithm, choice)
-            tiled = [choice for choice in self._offered if choice.algorithm == "tiled"]
-            others = [choice for name, choice in firsts.items() if name != "tiled"] if simple or not tiled else []
-            return list(dict.fromkeys((*self._seeds, *tiled, *others)))
-        return list(spaces.stage(stage, self._choice, self._problem, self._profile))
+    def _firsts(self) -> list[Choice | Recipe]:
+        """What the search begins with: older tables' choices, the default's algorithm, and the best of each other one.
+
+        An algorithm is out of the running beyond its ``tuned_up_to``: at 2048 positions the original's kernels took 14 and 36
+        times as long as ``tiled``.
+        """
+        longest = max(self._problem.q_len, self._problem.kv_len)
+        first = self._first_choice.algorithm
+        same = [choice for choice in self._offered if choice.algorithm == first]
+        others: dict[str, Choice] = {}
+        for choice in self._offered:
+            limit = choice.of.tuned_up_to
+            if choice.algorithm != first and (limit is None or longest <= limit):
+                others.setdefault(choice.algorithm, choice)
+        return list(dict.fromkeys((*self._seeds, *same, *others.values())))
 
     def _compete(self, stage: str, pool: Sequence[Choice | Recipe], seconds: float) -> None:
         """One stage; leaves the winner as the incumbent."""
@@ -177,21 +179,22 @@ class Search:
                 self._say(f"{stage}: {candidate.label}")
                 made = self._measure(candidate, stage, RUNGS[0])
                 if made.score is not None:
-                    field_[made.label] = (0, made.score, candidate)
+                    field_[candidate.identity] = (0, made.score, candidate)
                     if made.score < best_score:
                         best, best_score = candidate.choice, made.score
             if best is not before:
                 _nearest_first(pending, best)
         for rung, rounds in enumerate(RUNGS[1:], 1):
-            ranked = sorted((score, label) for label, (at, score, _) in field_.items() if at == rung - 1)
-            going = [label for score, label in ranked[: math.ceil(len(ranked) / KEEP)] if score < HOPELESS * ranked[0][0]]
-            for label in going:
+            ranked = sorted((score, identity) for identity, (at, score, _) in field_.items() if at == rung - 1)
+            going = [identity for score, identity in ranked[: math.ceil(len(ranked) / KEEP)] if score < HOPELESS * ranked[0][0]]
+            for identity in going:
                 if time.monotonic() >= end:
                     break
-                self._say(f"{stage}, again: {label}")
-                made = self._measure(field_[label][2], stage, rounds)
+                candidate = field_[identity][2]
+                self._say(f"{stage}, again: {candidate.label}")
+                made = self._measure(candidate, stage, rounds)
                 if made.score is not None:
-                    field_[label] = (rung, made.score, field_[label][2])
+                    field_[identity] = (rung, made.score, candidate)
         self._adopt(field_.values())
 
     def _adopt(self, field_: Iterable[tuple[int, float, Candidate]]) -> None:
@@ -211,7 +214,7 @@ class Search:
                 candidate = self._bench.candidate(pending.pop(0), self._guard)
             except VariantError:
                 continue
-            if candidate.label != self._incumbent.label:
+            if candidate.identity != self._incumbent.identity:
                 batch.append(candidate)
         return batch
 
@@ -219,14 +222,14 @@ class Search:
         made, _ = self._bench.trial(candidate, self._incumbent, stage=stage, rounds=rounds, score=self._score)
         self.outcome.measurements.append(made)
         if made.status == "timed":
-            self._standing[made.label] = (rounds, made, candidate)
+            self._standing[made.identity] = (rounds, made, candidate)
             if rounds > RUNGS[0]:
                 self._conclude()
         return made
 
     def _finish(self, default: Candidate) -> None:
         """Races the best two against the default."""
-        rivals = [candidate for _, candidate in self._ranked() if candidate.label != default.label][:2]
+        rivals = [candidate for _, candidate in self._ranked() if candidate.identity != default.identity][:2]
         self._incumbent, self._score = default, 1.0
         finals = []
         for candidate in rivals:
@@ -255,7 +258,7 @@ class Search:
             base = min(finals, key=lambda made: made.score or math.inf).incumbent_seconds or 0.0
             outcome.default = replace(outcome.default, seconds=base, ratio=1.0, score=1.0, rounds=finals[0].rounds)
             ranked = [replace(made, seconds=base * (made.score or 1.0), incumbent_seconds=base) for made in ranked]
-        rest = [made for made in ranked if made.label != outcome.default.label]
+        rest = [made for made in ranked if made.identity != outcome.default.identity]
         order = sorted([outcome.default, *rest], key=lambda made: made.score or math.inf)
         if rest and (order[0] is outcome.default or (order[0].score or 1.0) >= CLEAR):
             order.remove(outcome.default)

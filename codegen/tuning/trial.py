@@ -55,8 +55,17 @@ class Candidate:
 
     @property
     def label(self) -> str:
-        if self.choice is not None:
-            return str(self.choice)
+        """For people; two candidates may have the same."""
+        return str(self.choice or self._recipe)
+
+    @property
+    def identity(self) -> str:
+        """What tells candidates apart."""
+        return self._recipe if self.choice is None else self.choice.identity
+
+    @property
+    def _recipe(self) -> str:
+        """A bare recipe, in words."""
         return f"{self.recipe.algorithm}: {' + '.join(variant.name for variant in self.recipe.variants)}"
 
     @property
@@ -225,6 +234,7 @@ class Bench:
             stage=stage,
             algorithm=candidate.recipe.algorithm,
             label=candidate.label,
+            identity=candidate.identity,
             variants=tuple(variant.name for variant in candidate.recipe.variants),
             params=candidate.params,
             status=status,
@@ -238,7 +248,7 @@ class Bench:
         profile = self.device.profile
         texts = [_text(v) for c in (candidate, incumbent) for v in c.recipe.variants]
         what = (profile.identity, profile.driver, isinstance(self.device, Vouching), repr(self.problem), stage, rounds)
-        who = [(c.label, len(c.recipe.steps), sorted(c.recipe.scratch.items())) for c in (candidate, incumbent)]
+        who = [(c.identity, len(c.recipe.steps), sorted(c.recipe.scratch.items())) for c in (candidate, incumbent)]
         return hashlib.sha256(json.dumps([what, who, texts]).encode()).hexdigest()[:24]
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from ..algorithms import original as algorithms
+from ..algorithms import ALGORITHMS
 from ..algorithms.choice import Choice
 from ..algorithms.recipe import Recipe
 from ..errors import ArgumentError, VariantError
@@ -29,7 +29,6 @@ from ..reference import attention as reference
 from ..reference.accuracy import Expected, expected
 from ..reference.attention import Array
 from ..selection import catalog
-from ..selection.select import CANDIDATES
 from ..selection.table_files import shipped
 
 MASKS: dict[str, tuple[Mask, ...]] = {
@@ -140,9 +139,9 @@ def recipes(problem: Problem, guard: str) -> tuple[Recipe, ...]:
     """Every candidate of every algorithm that takes the problem, and every shipped tuned choice, whatever the device."""
     choices = [
         choice
-        for name, candidates in CANDIDATES.items()
-        if not algorithms.REFUSALS[name](problem)
-        for choice in candidates(problem, LARGE, guard)
+        for algorithm in ALGORITHMS.values()
+        if not algorithm.refusal(problem)
+        for choice in algorithm.candidates(problem, LARGE, guard)
     ]
     for row in shipped().rows:
         with contextlib.suppress(VariantError):  # for another head_dim

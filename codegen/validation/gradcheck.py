@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ..algorithms.original import REFUSALS
-from ..errors import ArgumentError, UnservedProblemError, WgslAttentionError
+from ..algorithms import ALGORITHMS
+from ..algorithms.algorithm import algorithm_named
+from ..errors import UnservedProblemError, WgslAttentionError
 from ..gpu.device import Device, default_device
 from ..planning.execute import run_plan
 from ..planning.plan import plan
@@ -63,8 +64,8 @@ def run_checks(
     or driver fails on is a failed check; a case that no algorithm serves fails too. ``progress`` is told what is being done.
     Raises ``ArgumentError`` for an unknown algorithm and ``DeviceError`` where there is no device at all.
     """
-    if algorithm is not None and algorithm not in REFUSALS:
-        raise ArgumentError("algorithm", repr(algorithm), f"one of {', '.join(REFUSALS)}")
+    if algorithm is not None:
+        algorithm_named(algorithm)
     device = device or default_device()
     checks: list[Check] = []
     for case in synthetic_cases() if cases is None else cases:
@@ -74,8 +75,8 @@ def run_checks(
         # The step's own o goes with its own lse; without an o a kernel must find D for itself.
         inputs = ((case.lse_name, case.lse, case.o), ("exact lse", exact, None))
         found: list[Check] = []
-        for name in REFUSALS if algorithm is None else (algorithm,):
-            bounds = chained(case, right) if name == "streaming" else right
+        for name in ALGORITHMS if algorithm is None else (algorithm,):
+            bounds = chained(case, right) if ALGORITHMS[name].chained else right
             runs = []
             for given, lse, o in inputs:
                 progress(f"{case.name}: {name}, {given}")

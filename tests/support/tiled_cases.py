@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from wgsl_attention.algorithms.choice import Choice
 from wgsl_attention.algorithms.recipe import Recipe
 from wgsl_attention.algorithms.tiled import tiled
-from wgsl_attention.algorithms.tiled_layouts import LAYOUTS, TiledChoice, choice
+from wgsl_attention.algorithms.tiled_layouts import choice
 from wgsl_attention.gpu.device import Device
 from wgsl_attention.kernels.tiled_products import AttentionDkdv, AttentionDq, AttentionScores
 from wgsl_attention.planning.plan import Plan
@@ -102,20 +103,19 @@ def call(
     return Call(problem=p, arrays={**arrays, **{n: x for n, x in options.items() if n in OPTIONS}}, scale=scale)
 
 
-def small(head_dim: int, v_head_dim: int = 0, guard: str = "zero", blocks: int = 3) -> TiledChoice:
+def small(head_dim: int, v_head_dim: int = 0, guard: str = "zero", blocks: int = 3) -> Choice:
     """Blocks of 32 × 32 scores, as many parts as there can be, and scratch for ``blocks`` blocks of 32 queries × 128 keys."""
     dims: dict[str, Any] = {
         "head_dim": head_dim,
         "v_head_dim": 0 if v_head_dim in (0, head_dim) else v_head_dim,
         "guard": guard,
     }
-    return TiledChoice(
-        scores=AttentionScores(rows=32, cols=32, row_reg=4, col_reg=4, chunk=8, span=2, **dims),
-        dkdv=AttentionDkdv(rows=32, cols=16, row_reg=4, col_reg=4, chunk=16, query_rows=32, key_cols=32, **dims),
-        dq=AttentionDq(rows=16, cols=16, row_reg=2, col_reg=4, chunk=16, query_rows=32, key_cols=32, **dims),
-        budget=blocks * 8 * 32 * 128,
-        parts=4096,
+    kernels = (
+        AttentionScores(rows=32, cols=32, row_reg=4, col_reg=4, chunk=8, span=2, **dims),
+        AttentionDkdv(rows=32, cols=16, row_reg=4, col_reg=4, chunk=16, query_rows=32, key_cols=32, **dims),
+        AttentionDq(rows=16, cols=16, row_reg=2, col_reg=4, chunk=16, query_rows=32, key_cols=32, **dims),
     )
+    return Choice(algorithm="tiled", kernels=kernels, numbers={"parts": 4096, "budget": blocks * 8 * 32 * 128})
 
 
 def recipe(p: Problem, kind: str = "16k", guard: str = "zero", at_most: int = 0) -> Recipe:
@@ -126,8 +126,8 @@ def recipe(p: Problem, kind: str = "16k", guard: str = "zero", at_most: int = 0)
     if kind == "small":
         return tiled(p, small(p.head_dim, p.v_head_dim, guard))
     dims = (at_most,) if at_most else (p.head_dim, p.v_head_dim)
-    chosen = choice(LAYOUTS[kind], *dims, at_most=bool(at_most), guard=guard)
-    return tiled(p, replace(chosen, budget=128 << 20))
+    chosen = choice(kind, *dims, at_most=bool(at_most)).suited(p, guard)
+    return tiled(p, chosen.replaced(budget=128 << 20))
 
 
 @dataclass(kw_only=True)
