@@ -160,6 +160,12 @@ export type Name =
   | "rope_q_backward_wg256"
   | "rope_q_backward_wg64";
 
+/** One 32-bit word of a uniform. */
+export interface Word {
+  name: string;
+  type: "u32" | "i32" | "f32";
+}
+
 export interface Binding {
   group: number;
   binding: number;
@@ -167,8 +173,8 @@ export interface Binding {
   type: string;
   access: "read" | "read_write" | "uniform";
   role: string;
-  /** For a uniform: the 32-bit words it holds, in order, as "name:type". */
-  words?: string[];
+  /** For a uniform: the words it holds, in order. */
+  words?: Word[];
 }
 
 export interface Count {

@@ -15,8 +15,8 @@ import pytest
 import wgsl_attention as wa
 from wgsl_attention import generated
 from wgsl_attention.errors import ArgumentError, ManifestError
+from wgsl_attention.kernels.facts import MAX_WORKGROUPS, RenderedVariant
 from wgsl_attention.kernels.original import AttentionBackward
-from wgsl_attention.kernels.variant import MAX_WORKGROUPS, RenderedVariant
 from wgsl_attention.problem.mask import Mask
 from wgsl_attention.problem.problem import Problem
 from wgsl_attention.rendering import build, manifest
@@ -230,7 +230,7 @@ def test_load_finds_a_file_changed_by_hand(other_folder: Path) -> None:
 
 def test_load_finds_another_schema(other_folder: Path) -> None:
     (other_folder / "manifest.json").write_text('{"schema": 99, "variants": {}}')
-    with pytest.raises(ManifestError, match="has schema 99; this package reads 1"):
+    with pytest.raises(ManifestError, match="has schema 99; this package reads 2"):
         generated.load(NAME)
 
 

@@ -14,7 +14,7 @@ import pytest
 from support.breakage import BREAKAGES
 from wgsl_attention.cli import validate
 from wgsl_attention.errors import ArgumentError
-from wgsl_attention.kernels.variant import Binding, RenderedVariant
+from wgsl_attention.kernels.facts import Binding, RenderedVariant
 from wgsl_attention.rendering import manifest
 from wgsl_attention.selection import catalog
 from wgsl_attention.validation import coverage as cases

@@ -10,21 +10,22 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..problem.problem import MAX_HEAD_DIM
-from .variant import WORKGROUP_SIZES, Binding, Count, Dispatch, Rule, Serves, Variant, WorkgroupArray, param
+from .facts import Binding, Count, Dispatch, Serves, WorkgroupArray, f32, i32, u32
+from .variant import WORKGROUP_SIZES, Rule, Variant, param
 
 MASKS = ("full", "causal", "documents", "window", "prefix", "documents_window")
 SHORT_MASKS = ("full", "causal", "documents")
 MASK_WORDS = {
-    "window": ("kv_len:u32", "lo_shift:i32", "hi_shift:i32"),
-    "prefix": ("kv_len:u32", "prefix:i32", "prefix_shift:i32"),
-    "documents_window": ("kv_len:u32", "lo_shift:i32", "hi_shift:i32"),
+    "window": (*u32("kv_len"), *i32("lo_shift", "hi_shift")),
+    "prefix": (*u32("kv_len"), *i32("prefix", "prefix_shift")),
+    "documents_window": (*u32("kv_len"), *i32("lo_shift", "hi_shift")),
 }
 """What follows the scale in ``params``, for the masks that have constants; see ``mask.Interval``."""
 
 SEG_UNIFORM_POSITIONS = 16384
 """What fits a 64 KiB uniform."""
 
-DIMS = ("q_len:u32", "heads:u32", "kv_heads:u32", "head_dim:u32")
+DIMS = u32("q_len", "heads", "kv_heads", "head_dim")
 QUERY_DISPATCH = Dispatch(x=Count(factors=("q_len",)), y=Count(factors=("heads",)), z=Count(factors=("batch",)))
 KEY_DISPATCH = Dispatch(x=Count(factors=("kv_len",)), y=Count(factors=("kv_heads",)), z=Count(factors=("batch",)))
 
@@ -100,7 +101,7 @@ def _seg_binding(uniform: bool) -> Binding:
     return Binding(binding=10, name="seg", type="array<u32>", access="read", role="doc_start")
 
 
-def _uniforms(dims: int, mask: str, first: str = "scale:f32") -> tuple[Binding, Binding]:
+def _uniforms(dims: int, mask: str) -> tuple[Binding, Binding]:
     return (
         Binding(binding=dims, name="dims", type="vec4<u32>", access="uniform", role="dims", words=DIMS),
         Binding(
@@ -109,7 +110,7 @@ def _uniforms(dims: int, mask: str, first: str = "scale:f32") -> tuple[Binding, 
             type="vec4<u32>",
             access="uniform",
             role="params",
-            words=(first, *MASK_WORDS.get(mask, ())),
+            words=(*f32("scale"), *MASK_WORDS.get(mask, ())),
         ),
     )
 

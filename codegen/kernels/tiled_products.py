@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..problem.problem import MAX_HEAD_DIM
+from .facts import Binding, Count, Dispatch, Serves, Word, WorkgroupArray, f32, u32
 from .tiled_reductions import ALL_MASKS, PARTS, SIZES, STRIP, call, slopes, storage, stride_words, terms_type
-from .variant import Binding, Count, Dispatch, Rule, Serves, Variant, WorkgroupArray, param
+from .variant import Rule, Variant, param
 
 DIM_RULE = Rule(
     lambda v: 1 <= v.head_dim <= MAX_HEAD_DIM and v.v_head_dim <= MAX_HEAD_DIM,
@@ -83,9 +84,9 @@ class _TiledVariant(Variant):
         }
 
     @property
-    def cap_words(self) -> tuple[str, ...]:
+    def cap_words(self) -> tuple[Word, ...]:
         """Words of ``call`` that a softcap adds."""
-        return ("softcap:f32",) if self.softcap else ()
+        return f32("softcap") if self.softcap else ()
 
     @property
     def serves(self) -> Serves:
@@ -129,10 +130,9 @@ class AttentionScores(_TiledVariant):
             call(
                 8,
                 *SIZES,
-                "scale:f32",
+                *f32("scale"),
                 *STRIP,
-                "spans:u32",
-                "batch:u32",
+                *u32("spans", "batch"),
                 *stride_words("q", "k", "v", "d_o", "lse"),
                 *self.cap_words,
             ),
@@ -190,13 +190,11 @@ class AttentionDkdv(_TiledVariant):
             call(
                 7,
                 *SIZES,
-                "scale:f32",
+                *f32("scale"),
                 *STRIP,
-                "strip_slots:u32",
-                "batch:u32",
+                *u32("strip_slots", "batch"),
                 *PARTS,
-                "add_k:u32",
-                "add_v:u32",
+                *u32("add_k", "add_v"),
                 *stride_words("q", "d_o"),
                 *stride_words("d_k", "d_v", parts=True),
                 *self.cap_words,
@@ -260,11 +258,9 @@ class AttentionDq(_TiledVariant):
             call(
                 5,
                 *SIZES,
-                "scale:f32",
+                *f32("scale"),
                 *STRIP,
-                "batch:u32",
-                "key_parts:u32",
-                "add_q:u32",
+                *u32("batch", "key_parts", "add_q"),
                 *stride_words("k"),
                 *stride_words("d_q", parts=True),
                 *self.cap_words,

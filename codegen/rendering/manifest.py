@@ -1,7 +1,7 @@
 """Reads ``generated/``: the checked-in variants, without Jinja2 and without a GPU.
 
 An entry of ``manifest.json`` is plain data, so that a loader in any language can choose and dispatch a variant: its
-dispatch is lists of named factors, and its uniforms are lists of named 32-bit words.
+dispatch is lists of named factors, and its uniforms are lists of 32-bit words, each with its name and its type.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from importlib.resources import files
 from typing import Any
 
 from ..errors import ArgumentError, ManifestError
-from ..kernels.variant import Binding, Count, Dispatch, RenderedVariant, Serves
+from ..kernels.facts import Binding, Count, Dispatch, RenderedVariant, Serves, Word
 from ..profile import PROFILES
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 def entry_of(rendered: RenderedVariant) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def variant_of(name: str, entry: Mapping[str, Any], wgsl: str) -> RenderedVarian
         entry_point=entry["entry_point"],
         workgroup_size=tuple(entry["workgroup_size"]),
         workgroup_bytes=entry["workgroup_bytes"],
-        bindings=tuple(Binding(**{**b, "words": tuple(b.get("words", ()))}) for b in entry["bindings"]),
+        bindings=tuple(Binding(**{**b, "words": tuple(Word(**w) for w in b.get("words", ()))}) for b in entry["bindings"]),
         params=entry["params"],
         serves=Serves(
             masks=tuple(serves["masks"]),
@@ -125,4 +125,4 @@ def _binding_entry(binding: Binding) -> dict[str, Any]:
         "access": binding.access,
         "role": binding.role,
     }
-    return {**entry, "words": list(binding.words)} if binding.words else entry
+    return {**entry, "words": [{"name": word.name, "type": word.type} for word in binding.words]} if binding.words else entry

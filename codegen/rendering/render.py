@@ -8,7 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..kernels.variant import RenderedVariant, Variant
+from ..kernels.facts import RenderedVariant
+from ..kernels.variant import Variant
 
 if TYPE_CHECKING:
     import jinja2

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ArgumentError
-from ..kernels.variant import RenderedVariant
+from ..kernels.facts import RenderedVariant
 from ..rendering import manifest
 from ..wgsl import checks as static_checks
 from .coverage import Run

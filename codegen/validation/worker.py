@@ -25,8 +25,9 @@ from ..algorithms.recipe import Recipe
 from ..errors import ArgumentError, DeviceError, WgslAttentionError
 from ..gpu import backends
 from ..gpu.device import Device, Pipeline, open_device
+from ..kernels.facts import Binding, RenderedVariant
 from ..kernels.uniform_words import pack_words
-from ..kernels.variant import Binding, RenderedVariant, Variant
+from ..kernels.variant import Variant
 from ..planning.execute import run_plan
 from ..planning.plan import Plan
 from ..planning.rope import rope_ratio
@@ -234,7 +235,7 @@ def _stand_in(device: Device, binding: Binding) -> Any:
     if not binding.words:  # an array of vec4
         return device.uniform(np.zeros(4 * int(binding.type.rpartition(",")[2].strip(" >u")), np.uint32))
     words = np.zeros(64, np.uint32)
-    words[: len(binding.words)] = [1 if word.endswith("u32") else 0 for word in binding.words]
+    words[: len(binding.words)] = [1 if word.type == "u32" else 0 for word in binding.words]
     return device.uniform(words)
 
 
