@@ -54,7 +54,7 @@ def rendered(wgsl: str = DOUBLE, **changes: Any) -> RenderedVariant:
         workgroup_bytes=0,
         bindings=BINDINGS,
         params={},
-        serves=Serves(masks=("full",), min_head_dim=1, max_head_dim=1),
+        serves=Serves(masks=("full",), head_dim=(1, 1)),
         dispatch_data=Dispatch(x=Count(factors=("q_len",), divisor=64)),
     )
     return dataclasses.replace(variant, **changes)

@@ -100,7 +100,7 @@ import json, sys, time, os
 for line in sys.stdin:
     request = json.loads(line)
     answer = {"ok": True, "device": "fake", "driver": "", "kind": "pipeline", "seconds": 0.1}
-    if request.get("name", "").startswith("attention_backward_wg128_dmax256_causal"):
+    if request.get("variant", {"name": ""})["name"].startswith("attention_backward_wg128_dmax256_causal"):
         BEHAVIOUR
     print(json.dumps(answer), flush=True)
 """

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
+from ..plain import from_plain, to_plain
 from ..profile import DeviceProfile, Limits
 
 MAX_WORKGROUPS = Limits().max_compute_workgroups_per_dimension
@@ -53,13 +54,13 @@ def f32(*names: str) -> tuple[Word, ...]:
 class Binding:
     """One ``@group(0)`` variable. ``role`` is what a plan binds there; ``words`` names a uniform's 32-bit words in order."""
 
+    group: int = 0
     binding: int
     name: str
     type: str
     access: Literal["read", "read_write", "uniform"]
     role: str
     words: tuple[Word, ...] = ()
-    group: int = 0
 
     @property
     def array_bytes(self) -> int:
@@ -121,30 +122,50 @@ class Serves:
     """Which problems a variant is for: mask modes, head dims from least to most, lengths up to ``max_seq``."""
 
     masks: tuple[str, ...]
-    min_head_dim: int
-    max_head_dim: int
+    head_dim: tuple[int, int]
     max_seq: int | None = None
+
+    @property
+    def min_head_dim(self) -> int:
+        return self.head_dim[0]
+
+    @property
+    def max_head_dim(self) -> int:
+        return self.head_dim[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedVariant:
-    """A variant's WGSL text with its facts, readable without Jinja2 and without a GPU. The name is its identity."""
+    """A variant's WGSL text with its facts, readable without Jinja2 and without a GPU. The name is its identity.
+
+    A fact is declared here and computed by ``Variant``'s property of that name; ``as_json``, ``from_json``, the manifest and
+    its TypeScript interface follow from the fields.
+    """
 
     name: str
-    kernel: str
     wgsl: str
+    kernel: str
+    params: Mapping[str, int | str | bool]
+    serves: Serves
     entry_point: str
     workgroup_size: tuple[int, int, int]
     workgroup_bytes: int
     bindings: tuple[Binding, ...]
-    params: Mapping[str, int | str | bool]
-    serves: Serves
-    dispatch_data: Dispatch
-    features: tuple[str, ...] = ()
     extensions: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    dispatch_data: Dispatch = field(metadata={"json": "dispatch"})
 
     def __hash__(self) -> int:
         return hash((self.name, self.wgsl))
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return dict(to_plain(self))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RenderedVariant:
+        """The reverse of ``as_json``; other keys are left out."""
+        return from_plain(cls, data)
 
     def dispatch(self, problem: HasSizes | Mapping[str, int]) -> tuple[int, int, int]:
         """Workgroup counts in x, y, z for a ``Problem``, or for a mapping of the sizes that the formula names."""

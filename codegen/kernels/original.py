@@ -73,7 +73,7 @@ class _AttentionVariant(Variant):
 
     def _serves(self, masks: tuple[str, ...], max_seq: int | None = None) -> Serves:
         least = 1 if self.at_most else self.head_dim  # type: ignore[attr-defined]
-        return Serves(masks=masks, min_head_dim=least, max_head_dim=self.head_dim, max_seq=max_seq)  # type: ignore[attr-defined]
+        return Serves(masks=masks, head_dim=(least, self.head_dim), max_seq=max_seq)  # type: ignore[attr-defined]
 
 
 def _head_dim() -> int:

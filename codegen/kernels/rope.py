@@ -55,7 +55,7 @@ class _RopeBackward(Variant):
 
     @property
     def serves(self) -> Serves:
-        return Serves(masks=(), min_head_dim=2, max_head_dim=MAX_HEAD_DIM)
+        return Serves(masks=(), head_dim=(2, MAX_HEAD_DIM))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,7 +90,7 @@ class _TiledVariant(Variant):
 
     @property
     def serves(self) -> Serves:
-        return Serves(masks=ALL_MASKS, min_head_dim=1 if self.at_most else self.head_dim, max_head_dim=self.head_dim)
+        return Serves(masks=ALL_MASKS, head_dim=(1 if self.at_most else self.head_dim, self.head_dim))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -83,7 +83,7 @@ class AttentionIntervals(Variant):
     @property
     def serves(self) -> Serves:
         masks = ("documents",) if self.documents else tuple(mask for mask in ALL_MASKS if mask != "documents")
-        return Serves(masks=masks, min_head_dim=1, max_head_dim=MAX_HEAD_DIM)
+        return Serves(masks=masks, head_dim=(1, MAX_HEAD_DIM))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ class AttentionRows(Variant):
 
     @property
     def serves(self) -> Serves:
-        return Serves(masks=ALL_MASKS, min_head_dim=1, max_head_dim=MAX_HEAD_DIM)
+        return Serves(masks=ALL_MASKS, head_dim=(1, MAX_HEAD_DIM))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,4 +171,4 @@ class AttentionReduce(Variant):
 
     @property
     def serves(self) -> Serves:
-        return Serves(masks=ALL_MASKS, min_head_dim=1, max_head_dim=MAX_HEAD_DIM)
+        return Serves(masks=ALL_MASKS, head_dim=(1, MAX_HEAD_DIM))

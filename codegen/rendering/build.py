@@ -14,14 +14,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ArgumentError
-from ..kernels.facts import RenderedVariant
+from ..kernels.facts import Binding, Count, Dispatch, RenderedVariant, Serves, Word
 from ..selection import catalog
-from .manifest import SCHEMA, entry_of
+from .manifest import ELSEWHERE, SCHEMA, entry_of
 from .render import environment, render
+from .typescript import body, interface
 
 OWN_PATTERNS = ("__init__.py", "manifest.json", "package.json", "*.mjs", "*.d.ts", "wgsl/*")
 MEND = "wgsl-attention generate"
 WIDTH = 128
+TYPES = {
+    "interface": interface,
+    "body": body,
+    "kinds": (Word, Binding, Count, Dispatch, Serves),
+    "entry": RenderedVariant,
+    "elsewhere": ELSEWHERE,
+}
+"""What the template of the TypeScript interfaces reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +55,7 @@ def build(progress: Callable[[str], None] = lambda name: None) -> dict[str, str]
         _json({"name": "wgsl-attention-kernels", "type": "module", "main": "index.mjs", "types": "index.d.ts"}) + "\n"
     )
     for path in ("__init__.py", "index.mjs", "index.d.ts"):
-        files[path] = environment().get_template(f"faces/{path}.j2").render(names=sorted(variants))
+        files[path] = environment().get_template(f"faces/{path}.j2").render(names=sorted(variants), **TYPES)
     return dict(sorted(files.items()))
 
 
