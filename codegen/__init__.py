@@ -19,7 +19,8 @@ from .errors import (
     WgslAttentionError,
 )
 from .gpu.device import Device, adapters, default_device, open_device
-from .kernels.variant import RenderedVariant, Variant
+from .kernels.facts import RenderedVariant
+from .kernels.variant import Variant
 from .planning.plan import Plan, plan, prepare
 from .planning.rope import record_rope_backward
 from .problem.documents import doc_start_from_cu_seqlens, doc_start_from_lengths, doc_start_from_segment_ids

@@ -51,8 +51,7 @@ function reference({ q, k, v, d_o }) {
 /** A uniform's bytes from the words that its binding names. */
 function packed(words, values) {
   const view = new DataView(new ArrayBuffer(16 * Math.ceil(words.length / 4)));
-  words.forEach((word, i) => {
-    const [name, type] = word.split(":");
+  words.forEach(({ name, type }, i) => {
     const set = { u32: view.setUint32, i32: view.setInt32, f32: view.setFloat32 }[type];
     set.call(view, 4 * i, values[name], true);
   });

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import wgpu
 from wgsl_attention import generated
+from wgsl_attention.kernels.facts import Word
 
 SEQ, HEADS, HEAD_DIM, BASE = 1000, 4, 64, 10000.0
 
@@ -27,17 +28,19 @@ def rotated_back(d_x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.stack([turned.real, turned.imag], axis=-1).reshape(d_x.shape)
 
 
-def packed(words: tuple[str, ...], values: dict[str, float]) -> np.ndarray[Any, Any]:
-    """A uniform's words, each written as name:type, filled up to a vec4."""
+def packed(words: tuple[Word, ...], values: dict[str, float]) -> np.ndarray[Any, Any]:
+    """A uniform's words, filled up to a vec4."""
     types = {"u32": np.uint32, "i32": np.int32, "f32": np.float32}
-    numbers = [np.array(values[name], types[kind]).view(np.uint32) for name, kind in (word.split(":") for word in words)]
+    numbers = [np.array(values[word.name], types[word.type]).view(np.uint32) for word in words]
     return np.array([*numbers, *[0] * (-len(numbers) % 4)], np.uint32)
 
 
 def main() -> None:
     variant = generated.load("rope_q_backward_wg256")
     for binding in variant.bindings:
-        print(f"binding {binding.binding}: {binding.access:10} {binding.name:7} {binding.type:12} {' '.join(binding.words)}")
+        print(
+            f"binding {binding.binding}: {binding.access:10} {binding.name:7} {binding.type:12} {' '.join(map(str, binding.words))}"
+        )
 
     raw = wgpu.gpu.request_adapter_sync(power_preference="high-performance").request_device_sync()
     d_x = np.random.default_rng(0).standard_normal((SEQ, HEADS, HEAD_DIM), np.float32)

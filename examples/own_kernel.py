@@ -20,8 +20,9 @@ from typing import Any, ClassVar
 
 import wgsl_attention as wa
 from wgsl_attention import VariantError
+from wgsl_attention.kernels.facts import WorkgroupArray
 from wgsl_attention.kernels.tiled_products import AttentionDq
-from wgsl_attention.kernels.variant import WorkgroupArray, param
+from wgsl_attention.kernels.variant import param
 from wgsl_attention.selection import tables as tuning
 from wgsl_attention.selection.select import choices
 

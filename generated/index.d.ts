@@ -160,6 +160,13 @@ export type Name =
   | "rope_q_backward_wg256"
   | "rope_q_backward_wg64";
 
+/** One 32-bit word of a uniform. */
+export interface Word {
+  name: string;
+  type: "u32" | "i32" | "f32";
+}
+
+/** One `@group(0)` variable. `role` is what a plan binds there; `words` names a uniform's 32-bit words in order. */
 export interface Binding {
   group: number;
   binding: number;
@@ -167,28 +174,44 @@ export interface Binding {
   type: string;
   access: "read" | "read_write" | "uniform";
   role: string;
-  /** For a uniform: the 32-bit words it holds, in order, as "name:type". */
-  words?: string[];
+  words: Word[];
 }
 
+/** A number of workgroups as data: the product of named factors, divided by `divisor`, rounded up. */
 export interface Count {
   factors: string[];
   divisor: number;
 }
 
+/** Workgroups in x, y and z. `flat` folds x over y, as evenly as it goes, where it is past a dimension's limit. */
+export interface Dispatch {
+  x: Count;
+  y: Count;
+  z: Count;
+  flat: boolean;
+}
+
+/** Which problems a variant is for: mask modes, head dims from least to most, lengths up to `max_seq`. */
+export interface Serves {
+  masks: string[];
+  head_dim: [number, number];
+  max_seq: number | null;
+}
+
+/** A variant in manifest.json. profile is the smallest built-in one that holds it. */
 export interface Entry {
   file: string;
   kernel: string;
   params: Record<string, number | string | boolean>;
-  serves: { masks: string[]; head_dim: [number, number]; max_seq: number | null };
+  serves: Serves;
   entry_point: string;
   workgroup_size: [number, number, number];
   workgroup_bytes: number;
   bindings: Binding[];
   extensions: string[];
   features: string[];
+  dispatch: Dispatch;
   profile: string | null;
-  dispatch: { x: Count; y: Count; z: Count; flat: boolean };
   sha256: string;
 }
 

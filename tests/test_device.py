@@ -20,7 +20,7 @@ from wgsl_attention.gpu import device as device_module
 from wgsl_attention.gpu.backends import AdapterInfo, adapters
 from wgsl_attention.gpu.device import Device, default_device, open_device
 from wgsl_attention.gpu.doctor import doctor
-from wgsl_attention.kernels.variant import Binding, Count, Dispatch, RenderedVariant, Serves
+from wgsl_attention.kernels.facts import Binding, Count, Dispatch, RenderedVariant, Serves
 from wgsl_attention.profile import PROFILES, DeviceProfile, Limits
 
 DOUBLE = """// Doubles every element and adds a constant.
@@ -54,7 +54,7 @@ def rendered(wgsl: str = DOUBLE, **changes: Any) -> RenderedVariant:
         workgroup_bytes=0,
         bindings=BINDINGS,
         params={},
-        serves=Serves(masks=("full",), min_head_dim=1, max_head_dim=1),
+        serves=Serves(masks=("full",), head_dim=(1, 1)),
         dispatch_data=Dispatch(x=Count(factors=("q_len",), divisor=64)),
     )
     return dataclasses.replace(variant, **changes)

@@ -15,12 +15,12 @@ import pytest
 import wgsl_attention as wa
 from wgsl_attention import generated
 from wgsl_attention.errors import ArgumentError, ManifestError
+from wgsl_attention.kernels.facts import MAX_WORKGROUPS, RenderedVariant
 from wgsl_attention.kernels.families import FAMILIES
 from wgsl_attention.kernels.original import AttentionBackward
-from wgsl_attention.kernels.variant import MAX_WORKGROUPS, RenderedVariant
 from wgsl_attention.problem.mask import Mask
 from wgsl_attention.problem.problem import Problem
-from wgsl_attention.rendering import build, manifest
+from wgsl_attention.rendering import build, manifest, typescript
 from wgsl_attention.rendering.render import render
 from wgsl_attention.selection import catalog
 
@@ -134,7 +134,7 @@ def test_entry(name: str) -> None:
     rendered = render(catalog.checked_in()[name])
     entry = json.loads(json.dumps(manifest.entry_of(rendered)))
     assert manifest.entries()[name] == entry
-    assert manifest.variant_of(name, entry, rendered.wgsl) == rendered
+    assert RenderedVariant.from_json({**entry, "name": name, "wgsl": rendered.wgsl}) == rendered
     assert generated.load(name) == rendered and hash(generated.load(name)) == hash(rendered)
     assert entry["sha256"] == hashlib.sha256((FOLDER / entry["file"]).read_bytes()).hexdigest()
     assert entry["profile"] in wa.PROFILES and rendered.shortfalls(wa.PROFILES[entry["profile"]]) == ()
@@ -230,7 +230,7 @@ def test_load_finds_a_file_changed_by_hand(other_folder: Path) -> None:
 
 def test_load_finds_another_schema(other_folder: Path) -> None:
     (other_folder / "manifest.json").write_text('{"schema": 99, "variants": {}}')
-    with pytest.raises(ManifestError, match="has schema 99; this package reads 1"):
+    with pytest.raises(ManifestError, match="has schema 99; this package reads 2"):
         generated.load(NAME)
 
 
@@ -329,3 +329,24 @@ def test_typescript_knows_every_name(files: dict[str, str]) -> None:
     names = files["index.d.ts"].partition("export type Name =")[2].partition(";")[0]
     assert re.findall(r'"(\w+)"', names) == list(generated.NAMES)
     assert json.loads(files["package.json"])["main"] == "index.mjs"
+
+
+def test_typescript_knows_every_fact(files: dict[str, str]) -> None:
+    """The interfaces have the members that the manifest has, in its order."""
+    found = dict(re.findall(r"export interface (\w+) \{\n(.*?)\n\}", files["index.d.ts"], re.DOTALL))
+    members = {name: re.findall(r"^  (\w+): ", text, re.MULTILINE) for name, text in found.items()}
+    entry = manifest.entries()[NAME]
+    words = next(binding["words"] for binding in entry["bindings"] if binding["words"])
+    for name, said in {
+        "Entry": entry,
+        "Binding": entry["bindings"][0],
+        "Word": words[0],
+        "Serves": entry["serves"],
+        "Dispatch": entry["dispatch"],
+        "Count": entry["dispatch"]["x"],
+    }.items():
+        assert members[name] == list(said), name
+    assert "  max_seq: number | null;" in found["Serves"] and '  type: "u32" | "i32" | "f32";' in found["Word"]
+    assert "  head_dim: [number, number];" in found["Serves"] and "  words: Word[];" in found["Binding"]
+    with pytest.raises(TypeError, match="no type for"):
+        typescript.type_of(set[int])

@@ -30,10 +30,11 @@ from support.attention import (
 from wgsl_attention.algorithms.recipe import Recipe
 from wgsl_attention.errors import VariantError
 from wgsl_attention.gpu.device import Device, open_device
+from wgsl_attention.kernels.facts import RenderedVariant
 from wgsl_attention.kernels.families import FAMILIES
 from wgsl_attention.kernels.original import SHORT_MASKS, AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
 from wgsl_attention.kernels.rope import RopeKBackward, RopeQBackward
-from wgsl_attention.kernels.variant import WORKGROUP_SIZES, RenderedVariant, Variant
+from wgsl_attention.kernels.variant import WORKGROUP_SIZES, Variant
 from wgsl_attention.planning.rope import rope_ratio
 from wgsl_attention.problem.mask import Align, Mask
 from wgsl_attention.problem.problem import GRADIENTS, Problem

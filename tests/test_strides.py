@@ -23,8 +23,8 @@ from wgsl_attention.cli.commands import COMMANDS
 from wgsl_attention.cli.common import problem_of
 from wgsl_attention.errors import ArgumentError, GpuBufferError, UnservedProblemError
 from wgsl_attention.gpu.device import Device
+from wgsl_attention.kernels.facts import Binding
 from wgsl_attention.kernels.tiled_products import AttentionDq
-from wgsl_attention.kernels.variant import Binding
 from wgsl_attention.planning.plan import Plan, plan
 from wgsl_attention.problem.mask import Mask
 from wgsl_attention.problem.problem import GRADIENTS, Problem
@@ -409,7 +409,7 @@ class Stubborn(AttentionDq):
     @property
     def bindings(self) -> tuple[Binding, ...]:
         *rest, words = AttentionDq.bindings.fget(self)  # type: ignore[attr-defined]
-        return (*rest, replace(words, words=tuple(w for w in words.words if not w.startswith(("k_", "d_q_")))))
+        return (*rest, replace(words, words=tuple(w for w in words.words if not w.name.startswith(("k_", "d_q_")))))
 
 
 def test_a_kernel_without_the_words_is_refused(wgpu: Device) -> None:

@@ -14,7 +14,7 @@ import pytest
 from support.breakage import BREAKAGES
 from wgsl_attention.cli import validate
 from wgsl_attention.errors import ArgumentError
-from wgsl_attention.kernels.variant import Binding, RenderedVariant
+from wgsl_attention.kernels.facts import Binding, RenderedVariant
 from wgsl_attention.rendering import manifest
 from wgsl_attention.selection import catalog
 from wgsl_attention.validation import coverage as cases
@@ -100,7 +100,7 @@ import json, sys, time, os
 for line in sys.stdin:
     request = json.loads(line)
     answer = {"ok": True, "device": "fake", "driver": "", "kind": "pipeline", "seconds": 0.1}
-    if request.get("name", "").startswith("attention_backward_wg128_dmax256_causal"):
+    if request.get("variant", {"name": ""})["name"].startswith("attention_backward_wg128_dmax256_causal"):
         BEHAVIOUR
     print(json.dumps(answer), flush=True)
 """

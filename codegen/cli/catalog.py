@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.text import Text
 
 from ..errors import ArgumentError
+from ..kernels.facts import RenderedVariant
 from ..kernels.families import FAMILIES
 from ..kernels.original_masks import MODES
-from ..kernels.variant import RenderedVariant, Variant
+from ..kernels.variant import Variant
 from ..rendering import manifest
 from .common import add_json_argument, console, print_json, table
 
@@ -205,7 +206,7 @@ def _show_variant(out: Console, shown: RenderedVariant) -> None:
     out.print()
     bindings = table(out, ">binding", "name", "type", "access", "role", "words")
     for b in shown.bindings:
-        bindings.add_row(str(b.binding), b.name, b.type, b.access, b.role, " ".join(word.partition(":")[0] for word in b.words))
+        bindings.add_row(str(b.binding), b.name, b.type, b.access, b.role, " ".join(word.name for word in b.words))
     out.print(bindings)
     out.print()
     print(shown.wgsl, end="", file=out.file)  # as it is: no wrapping, no colours

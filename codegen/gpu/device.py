@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
 from ..errors import ArgumentError, DeviceError, GpuBufferError, WgslAttentionError
-from ..kernels.variant import RenderedVariant
+from ..kernels.facts import RenderedVariant
 from ..profile import DeviceProfile, builtin_profile
 from . import backends
 from .backends import FEATURES, AdapterInfo, adapters

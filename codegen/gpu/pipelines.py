@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ..errors import DeviceError
-from ..kernels.variant import Binding, RenderedVariant
+from ..kernels.facts import Binding, RenderedVariant
 from ..profile import DeviceProfile
 from . import backends
 from .caches import Bounded

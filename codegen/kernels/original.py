@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..problem.problem import MAX_HEAD_DIM
+from .facts import Binding, Count, Dispatch, Serves, WorkgroupArray, f32, u32
 from .original_masks import MODES, SHORT_MASKS
-from .variant import WORKGROUP_SIZES, Binding, Count, Dispatch, Rule, Serves, Variant, WorkgroupArray, param
+from .variant import WORKGROUP_SIZES, Rule, Variant, param
 
 SEG_UNIFORM_POSITIONS = 16384
 """What fits a 64 KiB uniform."""
 
-DIMS = ("q_len:u32", "heads:u32", "kv_heads:u32", "head_dim:u32")
+DIMS = u32("q_len", "heads", "kv_heads", "head_dim")
 QUERY_DISPATCH = Dispatch(x=Count(factors=("q_len",)), y=Count(factors=("heads",)), z=Count(factors=("batch",)))
 KEY_DISPATCH = Dispatch(x=Count(factors=("kv_len",)), y=Count(factors=("kv_heads",)), z=Count(factors=("batch",)))
 
@@ -69,7 +70,7 @@ class _AttentionVariant(Variant):
 
     def _serves(self, masks: tuple[str, ...], max_seq: int | None = None) -> Serves:
         least = 1 if self.at_most else self.head_dim  # type: ignore[attr-defined]
-        return Serves(masks=masks, min_head_dim=least, max_head_dim=self.head_dim, max_seq=max_seq)  # type: ignore[attr-defined]
+        return Serves(masks=masks, head_dim=(least, self.head_dim), max_seq=max_seq)  # type: ignore[attr-defined]
 
 
 def _head_dim() -> int:
@@ -98,7 +99,7 @@ def _seg_binding(uniform: bool) -> Binding:
     return Binding(binding=10, name="seg", type="array<u32>", access="read", role="doc_start")
 
 
-def _uniforms(dims: int, mask: str, first: str = "scale:f32") -> tuple[Binding, Binding]:
+def _uniforms(dims: int, mask: str) -> tuple[Binding, Binding]:
     return (
         Binding(binding=dims, name="dims", type="vec4<u32>", access="uniform", role="dims", words=DIMS),
         Binding(
@@ -107,7 +108,7 @@ def _uniforms(dims: int, mask: str, first: str = "scale:f32") -> tuple[Binding, 
             type="vec4<u32>",
             access="uniform",
             role="params",
-            words=(first, *(MODES[mask].words if mask else ())),
+            words=(*f32("scale"), *MODES[mask].words),
         ),
     )
 

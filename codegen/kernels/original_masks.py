@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ..problem.mask import Interval
+from .facts import Word, i32, u32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +27,9 @@ class Mode:
         return interval == replace(self.fixed, **{term: getattr(interval, term) for term in self.terms})
 
     @property
-    def words(self) -> tuple[str, ...]:
+    def words(self) -> tuple[Word, ...]:
         """What follows the scale in ``params``."""
-        return ("kv_len:u32", *(f"{term}:i32" for term in self.terms)) if self.terms else ()
+        return (*u32("kv_len"), *i32(*self.terms)) if self.terms else ()
 
 
 MODES = {

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..problem.problem import MAX_HEAD_DIM
-from .variant import WORKGROUP_SIZES, Binding, Count, Dispatch, Serves, Variant, param
+from .facts import Binding, Count, Dispatch, Serves, f32, u32
+from .variant import WORKGROUP_SIZES, Variant, param
 
 ONE_OVER_TWO_PI = 2935890503282001226
 """1/2π as a 64-bit fraction, rounded."""
@@ -38,8 +39,8 @@ class _RopeBackward(Variant):
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
-        dims = ("seq_len:u32", f"{self.heads}:u32", "head_dim:u32", "pos_offset:u32")
-        params = ("rope_base:f32", "ratio_low:u32", "ratio_high:u32")
+        dims = u32("seq_len", self.heads, "head_dim", "pos_offset")
+        params = (*f32("rope_base"), *u32("ratio_low", "ratio_high"))
         return (
             Binding(binding=0, name=self.tensor, type="array<f32>", access="read_write", role=self.role),
             Binding(binding=1, name="dims", type="vec4<u32>", access="uniform", role="dims", words=dims),
@@ -54,7 +55,7 @@ class _RopeBackward(Variant):
 
     @property
     def serves(self) -> Serves:
-        return Serves(masks=(), min_head_dim=2, max_head_dim=MAX_HEAD_DIM)
+        return Serves(masks=(), head_dim=(2, MAX_HEAD_DIM))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

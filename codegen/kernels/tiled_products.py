@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..problem.problem import MAX_HEAD_DIM
+from .facts import Binding, Count, Dispatch, Serves, Word, WorkgroupArray, f32, u32
 from .tiled_reductions import ALL_MASKS, PARTS, SIZES, STRIP, call, slopes, storage, stride_words, terms_type
-from .variant import Binding, Count, Dispatch, Rule, Serves, Variant, WorkgroupArray, param
+from .variant import Rule, Variant, param
 
 DIM_RULE = Rule(
     lambda v: 1 <= v.head_dim <= MAX_HEAD_DIM and v.v_head_dim <= MAX_HEAD_DIM,
@@ -93,13 +94,13 @@ class _TiledVariant(Variant):
         }
 
     @property
-    def cap_words(self) -> tuple[str, ...]:
+    def cap_words(self) -> tuple[Word, ...]:
         """Words of ``call`` that a softcap adds."""
-        return ("softcap:f32",) if self.softcap else ()
+        return f32("softcap") if self.softcap else ()
 
     @property
     def serves(self) -> Serves:
-        return Serves(masks=ALL_MASKS, min_head_dim=1 if self.at_most else self.head_dim, max_head_dim=self.head_dim)
+        return Serves(masks=ALL_MASKS, head_dim=(1 if self.at_most else self.head_dim, self.head_dim))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,10 +140,9 @@ class AttentionScores(_TiledVariant):
             call(
                 8,
                 *SIZES,
-                "scale:f32",
+                *f32("scale"),
                 *STRIP,
-                "spans:u32",
-                "batch:u32",
+                *u32("spans", "batch"),
                 *stride_words("q", "k", "v", "d_o", "lse"),
                 *self.cap_words,
             ),
@@ -200,13 +200,11 @@ class AttentionDkdv(_TiledVariant):
             call(
                 7,
                 *SIZES,
-                "scale:f32",
+                *f32("scale"),
                 *STRIP,
-                "strip_slots:u32",
-                "batch:u32",
+                *u32("strip_slots", "batch"),
                 *PARTS,
-                "add_k:u32",
-                "add_v:u32",
+                *u32("add_k", "add_v"),
                 *stride_words("q", "d_o"),
                 *stride_words("d_k", "d_v", parts=True),
                 *self.cap_words,
@@ -270,11 +268,9 @@ class AttentionDq(_TiledVariant):
             call(
                 5,
                 *SIZES,
-                "scale:f32",
+                *f32("scale"),
                 *STRIP,
-                "batch:u32",
-                "key_parts:u32",
-                "add_q:u32",
+                *u32("batch", "key_parts", "add_q"),
                 *stride_words("k"),
                 *stride_words("d_q", parts=True),
                 *self.cap_words,

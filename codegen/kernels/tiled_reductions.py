@@ -7,15 +7,16 @@ from typing import ClassVar
 
 from ..problem.mask import Interval
 from ..problem.problem import MAX_HEAD_DIM
-from .variant import Binding, Count, Dispatch, Serves, Variant, WorkgroupArray, param
+from .facts import Binding, Count, Dispatch, Serves, Word, WorkgroupArray, i32, u32
+from .variant import Variant, param
 
 ALL_MASKS = ("full", "causal", "documents", "window", "prefix")
-SIZES = ("q_len:u32", "kv_len:u32", "heads:u32", "kv_heads:u32", "head_dim:u32", "v_head_dim:u32")
-STRIP = ("slot_first:u32", "row_first:u32", "strip_rows:u32", "key_stride:u32")
-PARTS = ("head_parts:u32", "query_parts:u32")
+SIZES = u32("q_len", "kv_len", "heads", "kv_heads", "head_dim", "v_head_dim")
+STRIP = u32("slot_first", "row_first", "strip_rows", "key_stride")
+PARTS = u32("head_parts", "query_parts")
 MAX_ALIBI_HEADS = 256
 """What the slopes' uniform holds."""
-MASK_TERMS = tuple(f"{term}:i32" for term in Interval().words)
+MASK_TERMS = i32(*Interval().words)
 
 
 def storage(binding: int, name: str, type_: str, role: str = "", access: str = "read") -> Binding:
@@ -27,10 +28,10 @@ def slopes(binding: int) -> Binding:
     return Binding(binding=binding, name="slopes", type=type_, access="uniform", role="alibi_slopes")
 
 
-def stride_words(*names: str, parts: bool = False) -> tuple[str, ...]:
+def stride_words(*names: str, parts: bool = False) -> tuple[Word, ...]:
     """Words of ``call`` that place these tensors; with ``parts`` they may also be parts, one after another."""
     numbers = ("offset", "batch", "row", "head", *(("part",) if parts else ()))
-    return tuple(f"{name}_{number}:u32" for name in names for number in numbers)
+    return u32(*(f"{name}_{number}" for name in names for number in numbers))
 
 
 def terms_type(softcap: bool) -> str:
@@ -38,7 +39,7 @@ def terms_type(softcap: bool) -> str:
     return "vec4<f32>" if softcap else "vec2<f32>"
 
 
-def call(binding: int, *words: str) -> Binding:
+def call(binding: int, *words: Word) -> Binding:
     return Binding(binding=binding, name="call", type="Call", access="uniform", role="call", words=words)
 
 
@@ -68,7 +69,7 @@ class AttentionIntervals(Variant):
     @property
     def bindings(self) -> tuple[Binding, ...]:
         return (
-            call(0, "q_len:u32", "kv_len:u32", *MASK_TERMS),
+            call(0, *u32("q_len", "kv_len"), *MASK_TERMS),
             storage(1, "intervals", "vec2<i32>", access="read_write"),
             *((storage(2, "doc_start", "u32"),) if self.documents else ()),
             *((storage(3, "kv_lengths", "u32"),) if self.kv_lengths else ()),
@@ -85,7 +86,7 @@ class AttentionIntervals(Variant):
     @property
     def serves(self) -> Serves:
         masks = ("documents",) if self.documents else tuple(mask for mask in ALL_MASKS if mask != "documents")
-        return Serves(masks=masks, min_head_dim=1, max_head_dim=MAX_HEAD_DIM)
+        return Serves(masks=masks, head_dim=(1, MAX_HEAD_DIM))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +131,7 @@ class AttentionRows(Variant):
             storage(0, "row_sums", "vec2<f32>"),
             storage(1, "intervals", "vec2<i32>"),
             storage(2, "row_terms", terms_type(self.softcap), access="read_write"),
-            call(3, *SIZES, *STRIP, "spans:u32", "batch:u32", *stride_words(*self.strided)),
+            call(3, *SIZES, *STRIP, *u32("spans", "batch"), *stride_words(*self.strided)),
             *given,
             *((storage(6, "lse", "f32"),) if "lse" in self.strided else ()),
             *((slopes(7),) if self.softcap and self.alibi else ()),
@@ -142,7 +143,7 @@ class AttentionRows(Variant):
 
     @property
     def serves(self) -> Serves:
-        return Serves(masks=ALL_MASKS, min_head_dim=1, max_head_dim=MAX_HEAD_DIM)
+        return Serves(masks=ALL_MASKS, head_dim=(1, MAX_HEAD_DIM))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,11 +165,11 @@ class AttentionReduce(Variant):
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
-        strides = ("total_dim:u32", "total_heads:u32", "total_length:u32", *stride_words("total")) if self.strided else ()
+        strides = (*u32("total_dim", "total_heads", "total_length"), *stride_words("total")) if self.strided else ()
         return (
             storage(0, "parts_of", "f32", role="parts"),
             storage(1, "total", "f32", role="total", access="read_write"),
-            call(2, "count:u32", "parts:u32", "add:u32", *strides),
+            call(2, *u32("count", "parts", "add"), *strides),
         )
 
     @property
@@ -177,4 +178,4 @@ class AttentionReduce(Variant):
 
     @property
     def serves(self) -> Serves:
-        return Serves(masks=ALL_MASKS, min_head_dim=1, max_head_dim=MAX_HEAD_DIM)
+        return Serves(masks=ALL_MASKS, head_dim=(1, MAX_HEAD_DIM))

@@ -12,7 +12,9 @@ import numpy as np
 from ..errors import ArgumentError
 from ..problem.problem import Problem
 from ..problem.strides import Strides
-from .variant import Binding
+from .facts import Binding
+
+DTYPES = {"u32": np.uint32, "i32": np.int32, "f32": np.float32}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,5 @@ def pack_words(binding: Binding, values: Mapping[str, float | int]) -> np.ndarra
     """A uniform's 32-bit words, as its binding names them."""
     words = np.zeros(len(binding.words), np.uint32)
     for i, word in enumerate(binding.words):
-        name, kind = word.split(":")
-        dtype = {"u32": np.uint32, "i32": np.int32, "f32": np.float32}[kind]
-        words[i] = np.array(values[name], dtype).view(np.uint32)
+        words[i] = np.array(values[word.name], DTYPES[word.type]).view(np.uint32)
     return words

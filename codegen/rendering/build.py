@@ -14,13 +14,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ArgumentError
-from ..kernels.variant import RenderedVariant
+from ..kernels.facts import Binding, Count, Dispatch, RenderedVariant, Serves, Word
 from ..selection import catalog
-from .manifest import SCHEMA, entry_of
+from .manifest import ELSEWHERE, SCHEMA, entry_of
 from .render import environment, render
+from .typescript import body, interface
 
 OWN_PATTERNS = ("__init__.py", "manifest.json", "package.json", "*.mjs", "*.d.ts", "wgsl/*")
 MEND = "wgsl-attention generate"
+WIDTH = 128
+TYPES = {
+    "interface": interface,
+    "body": body,
+    "kinds": (Word, Binding, Count, Dispatch, Serves),
+    "entry": RenderedVariant,
+    "elsewhere": ELSEWHERE,
+}
+"""What the template of the TypeScript interfaces reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +50,12 @@ def build(progress: Callable[[str], None] = lambda name: None) -> dict[str, str]
         variants[name] = render(variant)
     files = {f"wgsl/{name}.wgsl": rendered.wgsl for name, rendered in variants.items()}
     manifest = {"schema": SCHEMA, "variants": {name: entry_of(rendered) for name, rendered in variants.items()}}
-    files["manifest.json"] = _json(manifest)
-    files["package.json"] = _json(
-        {"name": "wgsl-attention-kernels", "type": "module", "main": "index.mjs", "types": "index.d.ts"}
+    files["manifest.json"] = _json(manifest) + "\n"
+    files["package.json"] = (
+        _json({"name": "wgsl-attention-kernels", "type": "module", "main": "index.mjs", "types": "index.d.ts"}) + "\n"
     )
     for path in ("__init__.py", "index.mjs", "index.d.ts"):
-        files[path] = environment().get_template(f"faces/{path}.j2").render(names=sorted(variants))
+        files[path] = environment().get_template(f"faces/{path}.j2").render(names=sorted(variants), **TYPES)
     return dict(sorted(files.items()))
 
 
@@ -99,5 +109,13 @@ def _diff(path: str, old: str, new: str) -> str:
     return "\n".join(lines)
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+def _json(value: Any, indent: str = "") -> str:
+    """Indented, but with whatever fits a line on one line."""
+    flat = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict | list) or len(indent) + len(flat) <= WIDTH:
+        return flat
+    deeper = indent + " "
+    if isinstance(value, dict):
+        lines = [f"{deeper}{json.dumps(key)}: {_json(item, deeper)}" for key, item in value.items()]
+        return "{\n" + ",\n".join(lines) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(deeper + _json(item, deeper) for item in value) + f"\n{indent}]"

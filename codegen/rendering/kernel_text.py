@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..kernels.variant import RenderedVariant, Variant
+from ..kernels.facts import RenderedVariant
+from ..kernels.variant import Variant
 from ..selection import catalog
 from . import manifest
 

@@ -1,7 +1,7 @@
 """Reads ``generated/``: the checked-in variants, without Jinja2 and without a GPU.
 
 An entry of ``manifest.json`` is plain data, so that a loader in any language can choose and dispatch a variant: its
-dispatch is lists of named factors, and its uniforms are lists of named 32-bit words.
+dispatch is lists of named factors, and its uniforms are lists of 32-bit words, each with its name and its type.
 """
 
 from __future__ import annotations
@@ -9,71 +9,26 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
 from ..errors import ArgumentError, ManifestError
-from ..kernels.variant import Binding, Count, Dispatch, RenderedVariant, Serves
+from ..kernels.facts import RenderedVariant
 from ..profile import PROFILES
 
-SCHEMA = 1
+SCHEMA = 2
+ELSEWHERE = ("name", "wgsl")
+"""What an entry leaves out: the name is its key, the text has a file of its own."""
 
 
 def entry_of(rendered: RenderedVariant) -> dict[str, Any]:
-    """A rendered variant's manifest entry."""
-    dispatch = rendered.dispatch_data
-    counts = {"x": dispatch.x, "y": dispatch.y, "z": dispatch.z}
-    serves = rendered.serves
+    """A rendered variant's manifest entry: its facts, where its text lies, and the smallest device that holds it."""
     return {
         "file": f"wgsl/{rendered.name}.wgsl",
-        "kernel": rendered.kernel,
-        "params": dict(rendered.params),
-        "serves": {
-            "masks": list(serves.masks),
-            "head_dim": [serves.min_head_dim, serves.max_head_dim],
-            "max_seq": serves.max_seq,
-        },
-        "entry_point": rendered.entry_point,
-        "workgroup_size": list(rendered.workgroup_size),
-        "workgroup_bytes": rendered.workgroup_bytes,
-        "bindings": [_binding_entry(binding) for binding in rendered.bindings],
-        "extensions": list(rendered.extensions),
-        "features": list(rendered.features),
+        **{key: value for key, value in rendered.as_json().items() if key not in ELSEWHERE},
         "profile": smallest_profile(rendered),
-        "dispatch": {
-            **{axis: {"factors": list(count.factors), "divisor": count.divisor} for axis, count in counts.items()},
-            "flat": dispatch.flat,
-        },
         "sha256": hashlib.sha256(rendered.wgsl.encode()).hexdigest(),
     }
-
-
-def variant_of(name: str, entry: Mapping[str, Any], wgsl: str) -> RenderedVariant:
-    """The reverse of ``entry_of``."""
-    serves, dispatch = entry["serves"], entry["dispatch"]
-    counts = {
-        axis: Count(factors=tuple(dispatch[axis]["factors"]), divisor=dispatch[axis]["divisor"]) for axis in ("x", "y", "z")
-    }
-    return RenderedVariant(
-        name=name,
-        kernel=entry["kernel"],
-        wgsl=wgsl,
-        entry_point=entry["entry_point"],
-        workgroup_size=tuple(entry["workgroup_size"]),
-        workgroup_bytes=entry["workgroup_bytes"],
-        bindings=tuple(Binding(**{**b, "words": tuple(b.get("words", ()))}) for b in entry["bindings"]),
-        params=entry["params"],
-        serves=Serves(
-            masks=tuple(serves["masks"]),
-            min_head_dim=serves["head_dim"][0],
-            max_head_dim=serves["head_dim"][1],
-            max_seq=serves["max_seq"],
-        ),
-        dispatch_data=Dispatch(**counts, flat=dispatch["flat"]),
-        features=tuple(entry["features"]),
-        extensions=tuple(entry["extensions"]),
-    )
 
 
 def smallest_profile(rendered: RenderedVariant) -> str | None:
@@ -113,16 +68,4 @@ def load(name: str) -> RenderedVariant:
         raise ManifestError(f"generated/{entry['file']} is missing: run `wgsl-attention generate`") from None
     if hashlib.sha256(wgsl.encode()).hexdigest() != entry["sha256"]:
         raise ManifestError(f"generated/{entry['file']} was changed by hand: run `wgsl-attention generate`")
-    return variant_of(name, entry, wgsl)
-
-
-def _binding_entry(binding: Binding) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "group": binding.group,
-        "binding": binding.binding,
-        "name": binding.name,
-        "type": binding.type,
-        "access": binding.access,
-        "role": binding.role,
-    }
-    return {**entry, "words": list(binding.words)} if binding.words else entry
+    return RenderedVariant.from_json({**entry, "name": name, "wgsl": wgsl})

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..kernels.variant import RenderedVariant, Variant
+from ..kernels.facts import RenderedVariant
+from ..kernels.variant import Variant
 
 if TYPE_CHECKING:
     import jinja2
@@ -48,20 +50,13 @@ def render_text(variant: Variant, env: jinja2.Environment | None = None) -> str:
 @functools.lru_cache(maxsize=4096)
 def render(variant: Variant) -> RenderedVariant:
     """A variant's WGSL and facts, rendered on demand; the checked-in ones come from ``generated.load``, which needs no Jinja2."""
-    return RenderedVariant(
-        name=variant.name,
-        kernel=variant.kernel,
-        wgsl=render_text(variant),
-        entry_point=variant.entry_point,
-        workgroup_size=(variant.workgroup_size, 1, 1),
-        workgroup_bytes=variant.workgroup_bytes,
-        bindings=variant.bindings,
-        params=variant.params,
-        serves=variant.serves,
-        dispatch_data=variant.dispatch,
-        features=variant.features,
-        extensions=variant.extensions,
-    )
+    own: dict[str, Any] = {
+        "wgsl": render_text(variant),
+        "workgroup_size": (variant.workgroup_size, 1, 1),
+        "dispatch_data": variant.dispatch,
+    }
+    names = (field.name for field in dataclasses.fields(RenderedVariant))
+    return RenderedVariant(**{name: own[name] if name in own else getattr(variant, name) for name in names})
 
 
 def _tidy(text: str) -> str:

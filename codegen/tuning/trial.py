@@ -15,7 +15,7 @@ from ..algorithms.recipe import Recipe
 from ..benchmarking.timing import PASS_SECONDS, PlanRunner, Timing, Workbench, race
 from ..errors import DeviceError, VariantError, WgslAttentionError
 from ..gpu.device import Device
-from ..kernels.variant import RenderedVariant
+from ..kernels.facts import RenderedVariant
 from ..problem.problem import Problem
 from ..rendering.kernel_text import is_checked_in, rendered
 from ..rendering.render import render

@@ -114,7 +114,7 @@ def runs(names: Iterable[str], *, brief: bool = False) -> tuple[tuple[Run, ...],
 
 def is_rope(variant: Variant) -> bool:
     """Whether it is a rotary kernel, which works in place on one tensor."""
-    return any("rope_base:f32" in binding.words for binding in variant.bindings)
+    return any(word.name == "rope_base" for binding in variant.bindings for word in binding.words)
 
 
 def _reaching(variant: Variant, mode: str, brief: bool) -> Iterator[tuple[Recipe, tuple[str, ...]]]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ArgumentError
-from ..kernels.variant import RenderedVariant
+from ..kernels.facts import RenderedVariant
 from ..rendering import manifest
 from ..wgsl import checks as static_checks
 from .coverage import Run
@@ -226,7 +226,7 @@ class _Matrix:
         if excluded is not None:
             known[variant.name] = Outcome(status="excluded", message=excluded.reason)
         if variant.name not in known:
-            known[variant.name], worker = self.ask({"op": "compile", **_text(variant)}, column, worker)
+            known[variant.name], worker = self.ask({"op": "compile", "variant": variant.as_json()}, column, worker)
         if variant.name in self.report.rows:
             self.report.rows[variant.name].compiles[column.name] = known[variant.name]
         return worker
@@ -243,9 +243,9 @@ class _Matrix:
                 return Outcome(status=status, message=f"{name}: {outcome.status}"), worker
         if (column.name, names) in self.stuck:
             return Outcome(status="blocked", message="it hung on another mask"), worker
-        texts = [_text(rows[name].rendered) for name in sorted(names & rows.keys())]
+        variants = [rows[name].rendered.as_json() for name in sorted(names & rows.keys())]
         pickled = base64.b64encode(pickle.dumps(run)).decode()
-        found, worker = self.ask({"op": "run", "run": pickled, "texts": texts}, column, worker)
+        found, worker = self.ask({"op": "run", "run": pickled, "variants": variants}, column, worker)
         if found.status in ("hung", "crashed"):
             self.stuck.add((column.name, names))
         return found, worker
@@ -291,7 +291,3 @@ def _outcome(answer: Mapping[str, Any]) -> Outcome:
         limits=str(answer.get("limits", "")),
         multiple=round(float(answer["multiple"]), 3) if "multiple" in answer else None,
     )
-
-
-def _text(variant: RenderedVariant) -> dict[str, Any]:
-    return {"name": variant.name, "entry": manifest.entry_of(variant), "wgsl": variant.wgsl}

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from ..kernels.variant import RenderedVariant
+from ..kernels.facts import RenderedVariant
 from ..rendering.manifest import smallest_profile
 from ..wgsl.checks import Counts, Finding
 from .toolchains import Column

@@ -2,7 +2,7 @@
 //
 //   node tint_worker.mjs FOLDER     FOLDER holds the package webgpu
 //
-// Answers each line of JSON on its standard input with one on its standard output, as validate_worker.py does.
+// Answers each line of JSON on its standard input with one on its standard output, as worker.py does.
 import path from "node:path";
 import readline from "node:readline";
 import { pathToFileURL } from "node:url";
@@ -32,10 +32,11 @@ async function openDevice() {
   return device;
 }
 
-async function compile({ name, entry, wgsl }) {
+async function compile(variant) {
+  const { name, wgsl, extensions } = variant;
   const device = await openDevice();
   // On the first line, so that line numbers stay those of the file.
-  const code = entry.extensions.map((extension) => `enable ${extension}; `).join("") + wgsl;
+  const code = extensions.map((extension) => `enable ${extension}; `).join("") + wgsl;
   const start = performance.now();
   const seconds = () => (performance.now() - start) / 1000;
   device.pushErrorScope("validation");
@@ -46,14 +47,14 @@ async function compile({ name, entry, wgsl }) {
   if (first || scope) {
     return { ok: false, kind: "refused", message: first ? withLine(name, first, code) : `${name}: Tint: ${scope.message}` };
   }
-  const lacking = shortfalls(entry, device);
-  if (lacking.length || entry.module_only) {
+  const lacking = shortfalls(variant, device);
+  if (lacking.length || variant.module_only) {
     return { ok: true, kind: "module", message: lacking.join("; "), seconds: seconds() };
   }
   device.pushErrorScope("validation");
   device.createComputePipeline({
-    layout: entry.layout ?? pipelineLayout(entry, device),
-    compute: { module, entryPoint: entry.entry_point },
+    layout: variant.layout ?? pipelineLayout(variant, device),
+    compute: { module, entryPoint: variant.entry_point },
   });
   const error = await device.popErrorScope();
   if (error) {
@@ -77,11 +78,11 @@ function withLine(name, { lineNum, linePos, message }, code) {
   return `${name}: Tint refuses it: ${message}` + (line ? `\n  line ${lineNum}, column ${linePos}: ${line}` : "");
 }
 
-function shortfalls(entry, device) {
-  const threads = entry.workgroup_size.reduce((product, size) => product * size, 1);
-  const buffers = entry.bindings.filter(({ access }) => access !== "uniform").length;
+function shortfalls(variant, device) {
+  const threads = variant.workgroup_size.reduce((product, size) => product * size, 1);
+  const buffers = variant.bindings.filter(({ access }) => access !== "uniform").length;
   const needs = [
-    ["bytes of workgroup memory", entry.workgroup_bytes, device.limits.maxComputeWorkgroupStorageSize],
+    ["bytes of workgroup memory", variant.workgroup_bytes, device.limits.maxComputeWorkgroupStorageSize],
     ["threads", threads, device.limits.maxComputeInvocationsPerWorkgroup],
     ["storage buffers", buffers, device.limits.maxStorageBuffersPerShaderStage],
   ];
@@ -92,7 +93,7 @@ for await (const line of readline.createInterface({ input: process.stdin })) {
   const request = JSON.parse(line);
   let answer;
   try {
-    answer = request.op === "open" ? await open() : await compile(request);
+    answer = request.op === "open" ? await open() : await compile(request.variant);
   } catch (error) {
     answer = { ok: false, kind: "error", message: `${error}` };
   }

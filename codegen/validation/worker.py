@@ -1,11 +1,11 @@
 """One column of validate's matrix, in a process of its own: compiles variants on one driver and executes them.
 
-``python -m wgsl_attention.validate_worker BACKEND ADAPTER LIMITS`` answers each line of JSON on its standard input with one on its
-standard output. The driver is chosen by the environment that the parent gives it. A crash or a hang in here ends this
-process and nothing else.
+``python -m wgsl_attention.validation.worker BACKEND ADAPTER LIMITS`` answers each line of JSON on its standard input with
+one on its standard output. The driver is chosen by the environment that the parent gives it. A crash or a hang in here ends
+this process and nothing else.
 
-Requests: ``{"op": "open"}``, ``{"op": "compile", "entry": …, "wgsl": …, "name": …}`` (a manifest entry and its text) and
-``{"op": "run", "run": a pickled cases.Run, "texts": [as for compile]}``.
+Requests: ``{"op": "open"}``, ``{"op": "compile", "variant": RenderedVariant.as_json()}`` and ``{"op": "run", "run": a pickled
+coverage.Run, "variants": [as for compile]}``.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from ..algorithms.recipe import Recipe
 from ..errors import ArgumentError, DeviceError, WgslAttentionError
 from ..gpu import backends
 from ..gpu.device import Device, Pipeline, open_device
+from ..kernels.facts import Binding, RenderedVariant
 from ..kernels.uniform_words import pack_words
-from ..kernels.variant import Binding, RenderedVariant, Variant
+from ..kernels.variant import Variant
 from ..planning.execute import run_plan
 from ..planning.plan import Plan
 from ..planning.rope import rope_ratio
@@ -35,7 +36,7 @@ from ..reference import attention as reference
 from ..reference.accuracy import Verdict
 from ..reference.attention import Gradients
 from ..rendering.kernel_text import rendered
-from ..rendering.manifest import smallest_profile, variant_of
+from ..rendering.manifest import smallest_profile
 from ..selection.select import Selection
 from . import coverage as cases
 from .coverage import Run
@@ -76,13 +77,13 @@ class Worker:
         if request["op"] == "open":
             return self.open()
         if request["op"] == "compile":
-            return self.compile(self.take(request))
-        for text in request["texts"]:
-            self.take(text)
+            return self.compile(self.take(request["variant"]))
+        for data in request["variants"]:
+            self.take(data)
         return self.run(pickle.loads(base64.b64decode(request["run"])))
 
-    def take(self, text: dict[str, Any]) -> RenderedVariant:
-        variant = variant_of(text["name"], text["entry"], text["wgsl"])
+    def take(self, data: dict[str, Any]) -> RenderedVariant:
+        variant = RenderedVariant.from_json(data)
         self.texts[variant.name] = variant
         return variant
 
@@ -234,7 +235,7 @@ def _stand_in(device: Device, binding: Binding) -> Any:
     if not binding.words:  # an array of vec4
         return device.uniform(np.zeros(4 * int(binding.type.rpartition(",")[2].strip(" >u")), np.uint32))
     words = np.zeros(64, np.uint32)
-    words[: len(binding.words)] = [1 if word.endswith("u32") else 0 for word in binding.words]
+    words[: len(binding.words)] = [1 if word.type == "u32" else 0 for word in binding.words]
     return device.uniform(words)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from ..errors import ArgumentError
-from ..kernels.variant import RenderedVariant
+from ..kernels.facts import RenderedVariant
 from .lexer import Token, spell, tokenize
 from .parser import Module, parse, round_up
 from .uniformity import divergences

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jinja2
-from wgsl_attention.kernels.variant import RenderedVariant
+from wgsl_attention.kernels.facts import RenderedVariant
 from wgsl_attention.rendering.render import environment, render, render_text
 from wgsl_attention.selection import catalog
 

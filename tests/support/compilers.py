@@ -54,7 +54,9 @@ def node_worker() -> WorkerProcess:
 
 
 def _node(wgsl: str, extensions: tuple[str, ...], pipeline: bool) -> str:
-    entry: dict[str, Any] = {
+    variant: dict[str, Any] = {
+        "name": "test",
+        "wgsl": wgsl,
         "extensions": list(extensions),
         "bindings": [],
         "workgroup_size": [1, 1, 1],
@@ -63,5 +65,5 @@ def _node(wgsl: str, extensions: tuple[str, ...], pipeline: bool) -> str:
         "layout": "auto",
         "module_only": not pipeline,
     }
-    answer = node_worker().ask({"op": "compile", "name": "test", "entry": entry, "wgsl": wgsl}, 30)
+    answer = node_worker().ask({"op": "compile", "variant": variant}, 30)
     return "" if answer["ok"] else str(answer["message"])

@@ -1,0 +1,206 @@
+"""What a host has to know of a kernel, as plain data: bindings, uniform words, workgroup memory, dispatch, what it serves.
+
+``RenderedVariant`` is a WGSL text with these facts. It is what becomes of a variant once templates are out of the picture,
+and what ``generated/manifest.json`` holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from ..plain import from_plain, to_plain
+from ..profile import DeviceProfile, Limits
+
+MAX_WORKGROUPS = Limits().max_compute_workgroups_per_dimension
+
+
+class HasSizes(Protocol):
+    """What a dispatch is computed from: a ``Problem``, or anything with named sizes."""
+
+    @property
+    def sizes(self) -> Mapping[str, int]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """One 32-bit word of a uniform."""
+
+    name: str
+    type: Literal["u32", "i32", "f32"]
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.type}"
+
+
+def u32(*names: str) -> tuple[Word, ...]:
+    """Words that hold unsigned whole numbers."""
+    return tuple(Word(name=name, type="u32") for name in names)
+
+
+def i32(*names: str) -> tuple[Word, ...]:
+    """Words that hold whole numbers with a sign."""
+    return tuple(Word(name=name, type="i32") for name in names)
+
+
+def f32(*names: str) -> tuple[Word, ...]:
+    """Words that hold floats."""
+    return tuple(Word(name=name, type="f32") for name in names)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """One ``@group(0)`` variable. ``role`` is what a plan binds there; ``words`` names a uniform's 32-bit words in order."""
+
+    group: int = 0
+    binding: int
+    name: str
+    type: str
+    access: Literal["read", "read_write", "uniform"]
+    role: str
+    words: tuple[Word, ...] = ()
+
+    @property
+    def array_bytes(self) -> int:
+        """Bytes of a uniform that is an array of vec4; 0 for anything else."""
+        count = self.type.removesuffix(">").rpartition(", ")[2]
+        return 16 * int(count) if self.access == "uniform" and self.type.startswith("array<vec4") else 0
+
+    @property
+    def address_space(self) -> str:
+        """As WGSL writes it between ``var<`` and ``>``."""
+        return "uniform" if self.access == "uniform" else f"storage, {self.access}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkgroupArray:
+    """One ``var<workgroup>`` array of 4-byte or vec4 elements."""
+
+    name: str
+    type: str
+    count: int
+
+    @property
+    def bytes(self) -> int:
+        """Its size, rounded up to 16 as compilers lay it out."""
+        size = 4 * {"vec2": 2, "vec4": 4}.get(self.type[:4], 1)
+        return -(-size * self.count // 16) * 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Count:
+    """A number of workgroups as data: the product of named factors, divided by ``divisor``, rounded up."""
+
+    factors: tuple[str, ...] = ()
+    divisor: int = 1
+
+    def of(self, sizes: Mapping[str, int]) -> int:
+        return -(-math.prod(sizes[factor] for factor in self.factors) // self.divisor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatch:
+    """Workgroups in x, y and z. ``flat`` folds x over y, as evenly as it goes, where it is past a dimension's limit."""
+
+    x: Count
+    y: Count = Count()
+    z: Count = Count()
+    flat: bool = False
+
+    def workgroups(self, sizes: Mapping[str, int]) -> tuple[int, int, int]:
+        x, y, z = self.x.of(sizes), self.y.of(sizes), self.z.of(sizes)
+        if self.flat:
+            y = -(-x // MAX_WORKGROUPS)
+            x = -(-x // y)
+        return x, y, z
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serves:
+    """Which problems a variant is for: mask modes, head dims from least to most, lengths up to ``max_seq``."""
+
+    masks: tuple[str, ...]
+    head_dim: tuple[int, int]
+    max_seq: int | None = None
+
+    @property
+    def min_head_dim(self) -> int:
+        return self.head_dim[0]
+
+    @property
+    def max_head_dim(self) -> int:
+        return self.head_dim[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenderedVariant:
+    """A variant's WGSL text with its facts, readable without Jinja2 and without a GPU. The name is its identity.
+
+    A fact is declared here and computed by ``Variant``'s property of that name; ``as_json``, ``from_json``, the manifest and
+    its TypeScript interface follow from the fields.
+    """
+
+    name: str
+    wgsl: str
+    kernel: str
+    params: Mapping[str, int | str | bool]
+    serves: Serves
+    entry_point: str
+    workgroup_size: tuple[int, int, int]
+    workgroup_bytes: int
+    bindings: tuple[Binding, ...]
+    extensions: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    dispatch_data: Dispatch = field(metadata={"json": "dispatch"})
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.wgsl))
+
+    def as_json(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return dict(to_plain(self))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> RenderedVariant:
+        """The reverse of ``as_json``; other keys are left out."""
+        return from_plain(cls, data)
+
+    def dispatch(self, problem: HasSizes | Mapping[str, int]) -> tuple[int, int, int]:
+        """Workgroup counts in x, y, z for a ``Problem``, or for a mapping of the sizes that the formula names."""
+        return self.dispatch_data.workgroups(problem if isinstance(problem, Mapping) else problem.sizes)
+
+    @property
+    def storage_buffers(self) -> int:
+        return sum(binding.access != "uniform" for binding in self.bindings)
+
+    def shortfalls(self, profile: DeviceProfile) -> tuple[str, ...]:
+        """What the device lacks for this variant, one line each; empty where it fits."""
+        return shortfalls(self, math.prod(self.workgroup_size), profile)
+
+
+class Needs(Protocol):
+    """What a device has to have for a kernel, as ``Variant`` and ``RenderedVariant`` both tell it."""
+
+    @property
+    def workgroup_bytes(self) -> int: ...
+    @property
+    def bindings(self) -> tuple[Binding, ...]: ...
+    @property
+    def features(self) -> tuple[str, ...]: ...
+
+
+def shortfalls(variant: Needs, threads: int, profile: DeviceProfile) -> tuple[str, ...]:
+    """What the device lacks for a kernel of so many threads a workgroup, one line each; empty where it fits."""
+    limits = profile.limits
+    storage_buffers = sum(binding.access != "uniform" for binding in variant.bindings)
+    needs = (
+        ("bytes of workgroup memory", variant.workgroup_bytes, limits.max_compute_workgroup_storage_size),
+        ("threads", threads, min(limits.max_compute_invocations_per_workgroup, limits.max_compute_workgroup_size_x)),
+        ("storage buffers", storage_buffers, limits.max_storage_buffers_per_shader_stage),
+        ("bytes of a uniform", max(b.array_bytes for b in variant.bindings), limits.max_uniform_buffer_binding_size),
+    )
+    lines = [f"needs {need} {what}, the device has {have}" for what, need, have in needs if need > have]
+    lines += [f"needs the feature {feature}" for feature in variant.features if feature not in profile.features]
+    return tuple(lines)
