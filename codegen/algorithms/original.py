@@ -41,7 +41,7 @@ def _common_refusal(problem: Problem) -> str:
 def streaming(problem: Problem, main: AttentionBackward) -> Recipe:
     """One kernel; d_k and d_v by atomic addition, so not repeatable to the bit. No bound on the length, no scratch."""
     cleared = tuple(
-        name for name in ("d_q", "d_k", "d_v") if name not in problem.accumulate and not (name == "d_q" and main.overwrite)
+        name for name in problem.outputs if name not in problem.accumulate and not (name == "d_q" and main.overwrite)
     )
     return Recipe(algorithm="streaming", problem=problem, steps=(Step(variant=main),), cleared=cleared)
 

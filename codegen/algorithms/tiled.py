@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..kernels.tiled_products import AttentionScores
 from ..kernels.tiled_reductions import AttentionIntervals, AttentionReduce, AttentionRows
 from ..kernels.uniform_words import stride_values
-from ..problem.problem import GRADIENTS, Problem
+from ..problem.problem import Problem
 from ..problem.strides import Strides
 from .recipe import Recipe, Step
 from .tiled_layouts import TiledChoice
@@ -88,7 +88,7 @@ def tiled(problem: Problem, choice: TiledChoice) -> Recipe:
         alibi=p.softcap and p.alibi,
     )
     blocks = -(-p.q_len // scores.rows)
-    counts = {name: math.prod(p.shapes[name]) for name in GRADIENTS}
+    counts = {name: math.prod(p.shapes[name]) for name in p.outputs}
 
     scratch = {
         "intervals": 8 * p.batch * p.q_len + 16 * p.batch * blocks,

@@ -16,10 +16,10 @@ from typing import Any
 from ..algorithms import original as algorithms
 from ..algorithms import tiled_layouts as tiles
 from ..algorithms.choice import Choice
-from ..algorithms.recipe import Recipe, buffer_bytes
+from ..algorithms.recipe import Recipe
 from ..errors import ArgumentError, VariantError
 from ..kernels.original import SEG_UNIFORM_POSITIONS, AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
-from ..problem.problem import GRADIENTS, MAX_HEAD_DIM, Problem
+from ..problem.problem import MAX_HEAD_DIM, Problem
 from ..profile import DeviceProfile
 from . import catalog
 from . import tables as tuning
@@ -125,7 +125,7 @@ def _select(problem: Problem, profile: DeviceProfile, algorithm: str | None, gua
 def _too_large(problem: Problem, profile: DeviceProfile) -> tuple[str, ...]:
     """The tensors that the device cannot bind whatever the algorithm; found before a recipe of a million steps is made."""
     limit = min(profile.limits.max_storage_buffer_binding_size, profile.limits.max_buffer_size)
-    sizes = {name: buffer_bytes(problem)[name] for name in ("q", "k", "v", "d_o", "lse", *GRADIENTS)}
+    sizes = {name: problem.buffer_bytes[name] for name in (*problem.inputs, *problem.outputs)}
     return tuple(f"{name} takes {size} bytes, the device binds {limit}" for name, size in sizes.items() if size > limit)
 
 
@@ -188,7 +188,7 @@ MIN_SCRATCH, MAX_SCRATCH = 128 << 20, 2 << 30
 
 def scratch_budget(problem: Problem) -> int:
     """Bytes that each scratch buffer of the tiled algorithm may take, as far as the device's limits allow."""
-    own = sum(4 * math.prod(problem.shapes[name]) for name in ("q", "k", "v", "d_o", *GRADIENTS))
+    own = sum(4 * math.prod(problem.shapes[name]) for name in ("q", "k", "v", "d_o", *problem.outputs))
     return min(MAX_SCRATCH, max(MIN_SCRATCH, SCRATCH_SHARE * own))
 
 
