@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,12 +11,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from .errors import ArgumentError
 from .gpu.device import Device, default_device
-from .kernels.uniform_words import resolve_numbers
 from .planning.execute import run_plan
 from .planning.plan import plan
 from .planning.rope import check_rope, record_rope_backward
+from .problem.intervals import document_starts, key_counts
 from .problem.mask import Mask
 from .problem.problem import Problem
+from .problem.scalars import Numbers, resolve_numbers
 from .reference import attention as reference
 
 F32 = NDArray[np.float32]
@@ -70,7 +72,7 @@ def attention_backward(
     """
     if not isinstance(mask, Mask):
         raise ArgumentError("mask", repr(mask), "a Mask, such as Mask.causal()")
-    arrays = {"q": _floats("q", q), "k": _floats("k", k), "v": _floats("v", v), "d_o": _floats("d_o", d_o)}
+    arrays: dict[str, NDArray[Any]] = {name: _floats(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("d_o", d_o))}
     batched = arrays["q"].ndim == 4
     for name, array in arrays.items():
         if array.ndim not in (3, 4) or (array.ndim == 4) != batched:
@@ -97,39 +99,33 @@ def attention_backward(
         softcap=softcap is not None,
         alibi=alibi_slopes is not None,
     )
-    _shaped("k", arrays["k"], (batch, kv_len, kv_heads, head_dim))
-    _shaped("v", arrays["v"], (batch, kv_len, kv_heads, v_head_dim))
-    _shaped("d_o", arrays["d_o"], (batch, q_len, heads, v_head_dim))
-    arrays["lse"] = _rows("lse", lse, problem, batched)
     if o is not None:
         arrays["o"] = _floats("o", o) if batched else _floats("o", o)[None]
-        _shaped("o", arrays["o"], arrays["d_o"].shape)
+    for name, array in arrays.items():
+        if array.shape != problem.shape_of(name):
+            want = f"{problem.shape_of(name)}, as the other arrays have it (batch axis included)"
+            raise ArgumentError(name, f"shape {array.shape}", want)
+    arrays["lse"] = _rows("lse", lse, problem, batched)
     if delta is not None:
         arrays["delta"] = _rows("delta", delta, problem, batched)
-    starts = _doc_start(doc_start, problem)
-    lengths = _kv_lengths(kv_lengths, problem)
+    if doc_start is not None and not problem.interval.doc_start:
+        raise ArgumentError("doc_start", "an array", f"none for the mask {problem.mask}; use Mask.documents()")
+    starts = document_starts(problem.interval, doc_start, q_len, batch, past=False)
+    if starts is not None:
+        arrays["doc_start"] = starts.astype(np.uint32)
+    lengths = key_counts(kv_lengths, kv_len, batch)
+    if lengths is not None:
+        arrays["kv_lengths"] = lengths.astype(np.uint32)
     numbers = resolve_numbers(problem, scale, softcap)
-    slopes = None
     if alibi_slopes is not None:
-        slopes = _floats("alibi_slopes", alibi_slopes)
+        arrays["alibi_slopes"] = slopes = _floats("alibi_slopes", alibi_slopes)
         if slopes.shape != (heads,) or not np.isfinite(slopes).all():
             raise ArgumentError("alibi_slopes", f"shape {slopes.shape}", f"one finite slope for each head: ({heads},)")
     if check_lse:
-        _check_lse(
-            problem,
-            arrays,
-            scale=numbers.scale,
-            softcap=softcap,
-            alibi=slopes,
-            doc_start=starts,
-            kv_lengths=lengths,
-        )
+        _check_lse(problem, arrays, numbers)
     device = device or default_device()
     chosen = plan(problem, device, algorithm=algorithm, guard=guard)
-    extra: dict[str, NDArray[Any]] = {
-        n: a for n, a in (("doc_start", starts), ("kv_lengths", lengths), ("alibi_slopes", slopes)) if a is not None
-    }
-    found = run_plan(chosen, {**arrays, **extra}, numbers.scale, softcap=softcap)
+    found = run_plan(chosen, arrays, numbers)
     return Gradients(**{name: array if batched else array[0] for name, array in found.items()})
 
 
@@ -163,15 +159,9 @@ def _floats(name: str, value: ArrayLike) -> F32:
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
-def _shaped(name: str, array: NDArray[Any], shape: tuple[int, ...]) -> None:
-    if array.shape != shape:
-        raise ArgumentError(name, f"shape {array.shape}", f"{shape}, as the other arrays have it (batch axis included)")
-
-
 def _rows(name: str, value: ArrayLike, problem: Problem, batched: bool) -> F32:
     array = _floats(name, value)
-    want: tuple[int, ...] = (problem.batch, problem.q_len, problem.heads)
-    want = want if batched else want[1:]
+    want = problem.shape_of(name) if batched else problem.shape_of(name)[1:]
     if array.shape != want:
         swapped = array.ndim == len(want) and array.shape == (*want[:-2], want[-1], want[-2])
         hint = "; this looks like (…, heads, seq), as FlashAttention and PyTorch hand it out: swap the last two axes"
@@ -179,46 +169,18 @@ def _rows(name: str, value: ArrayLike, problem: Problem, batched: bool) -> F32:
     return array if batched else array[None]
 
 
-def _doc_start(value: ArrayLike | None, problem: Problem) -> NDArray[np.uint32] | None:
-    wanted = problem.interval.doc_start
-    if value is None:
-        if wanted:
-            raise ArgumentError("doc_start", "nothing", "each query's first position of its document, for a documents mask")
-        return None
-    if not wanted:
-        raise ArgumentError("doc_start", "an array", f"none for the mask {problem.mask}; use Mask.documents()")
-    array = _integers("doc_start", value)
-    if array.shape == (problem.q_len,):
-        array = np.broadcast_to(array, (problem.batch, problem.q_len))
-    if array.shape != (problem.batch, problem.q_len):
-        raise ArgumentError("doc_start", f"shape {array.shape}", f"({problem.q_len},) or ({problem.batch}, {problem.q_len})")
-    wrong = np.argwhere((array < 0) | (array > np.arange(problem.q_len)))
-    if len(wrong):
-        b, i = (int(x) for x in wrong[0])
-        raise ArgumentError("doc_start", f"{array[b, i]} at batch entry {b}, position {i}", f"0 to {i}, the position itself")
-    if problem.interval.doc_end and (np.diff(array, axis=1) < 0).any():
-        raise ArgumentError("doc_start", "values that decrease", "non-decreasing ones for documents(causal=False)")
-    return np.ascontiguousarray(array, np.uint32)
-
-
-def _kv_lengths(value: ArrayLike | None, problem: Problem) -> NDArray[np.uint32] | None:
-    if value is None:
-        return None
-    array = _integers("kv_lengths", value)
-    if array.shape != (problem.batch,) or (array < 0).any() or (array > problem.kv_len).any():
-        raise ArgumentError("kv_lengths", f"{array.tolist()}", f"({problem.batch},) whole numbers from 0 to {problem.kv_len}")
-    return array.astype(np.uint32)
-
-
-def _integers(name: str, value: ArrayLike) -> NDArray[Any]:
-    array = np.asarray(value)
-    if array.dtype.kind not in "iu":
-        raise ArgumentError(name, f"an array of {array.dtype}", "integers")
-    return array.astype(np.int64)
-
-
-def _check_lse(problem: Problem, arrays: dict[str, F32], **options: Any) -> None:
-    bad = reference.first_bad_row(problem, arrays["q"], arrays["k"], arrays["lse"], **options)
+def _check_lse(problem: Problem, arrays: Mapping[str, NDArray[Any]], numbers: Numbers) -> None:
+    bad = reference.first_bad_row(
+        problem,
+        arrays["q"],
+        arrays["k"],
+        arrays["lse"],
+        scale=numbers.scale,
+        softcap=numbers.softcap if problem.softcap else None,
+        doc_start=arrays.get("doc_start"),
+        kv_lengths=arrays.get("kv_lengths"),
+        alibi=arrays.get("alibi_slopes"),
+    )
     if bad is not None:
         b, i, h = bad
         raise ArgumentError(

@@ -14,7 +14,7 @@ from wgsl_attention.problem.problem import GRADIENTS, Problem
 from wgsl_attention.reference import accuracy
 from wgsl_attention.reference import attention as reference
 from wgsl_attention.reference.accuracy import Expected
-from wgsl_attention.reference.attention import Gradients
+from wgsl_attention.reference.attention import Outputs
 
 PROBLEM = Problem(batch=2, q_len=150, kv_len=150, heads=4, kv_heads=2, head_dim=32, mask=Mask.causal())
 
@@ -27,11 +27,11 @@ def inputs(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def rounded(gradients: Gradients) -> Gradients:
-    return Gradients(**{name: getattr(gradients, name).astype(np.float32) for name in GRADIENTS})
+def rounded(gradients: Outputs) -> Outputs:
+    return {name: gradients[name].astype(np.float32) for name in GRADIENTS}
 
 
-def by_blas(problem: Problem, q: Any, k: Any, v: Any, d_o: Any, *, from_o: bool = False, **options: Any) -> Gradients:
+def by_blas(problem: Problem, q: Any, k: Any, v: Any, d_o: Any, *, from_o: bool = False, **options: Any) -> Outputs:
     """Another honest float32 computation: summed by the BLAS, P from a rounded lse and corrected, D from P·dP or from o."""
     o, lse = (x.astype(np.float32) for x in reference.forward(problem, q, k, v, **options))
     lo, hi = reference.key_intervals(problem, doc_start=options.get("doc_start"))
@@ -45,14 +45,14 @@ def by_blas(problem: Problem, q: Any, k: Any, v: Any, d_o: Any, *, from_o: bool 
         p /= np.where(visible.any(axis=1), p.sum(axis=1), np.float32(1))[:, None]
         d_p = d_o[at] @ v[key].T
         d_s = scale * p * (d_p - (d_o[at] * o[at] if from_o else p * d_p).sum(axis=1)[:, None])
-        result.d_q[at] = d_s @ k[key]
-        result.d_k[key] += d_s.T @ q[at]
-        result.d_v[key] += p.T @ d_o[at]
+        result["d_q"][at] = d_s @ k[key]
+        result["d_k"][key] += d_s.T @ q[at]
+        result["d_v"][key] += p.T @ d_o[at]
     return result
 
 
 @pytest.fixture(scope="module")
-def case() -> tuple[Expected, Gradients]:
+def case() -> tuple[Expected, Outputs]:
     arrays = inputs(PROBLEM)
     arrays["d_o"][:, 40] *= 1000  # one huge row among small ones
     arrays["d_o"][:, 70:80] *= 1e-4
@@ -60,22 +60,22 @@ def case() -> tuple[Expected, Gradients]:
     return expected, by_blas(PROBLEM, **arrays)
 
 
-def corrupted(gradients: Gradients, name: str, change: Any) -> Gradients:
-    array = getattr(gradients, name).copy()
+def corrupted(gradients: Outputs, name: str, change: Any) -> Outputs:
+    array = gradients[name].copy()
     change(array)
-    return Gradients(**{other: getattr(gradients, other) for other in GRADIENTS} | {name: array})
+    return {other: gradients[other] for other in GRADIENTS} | {name: array}
 
 
-def test_honest_float32_passes(case: tuple[Expected, Gradients]) -> None:
+def test_honest_float32_passes(case: tuple[Expected, Outputs]) -> None:
     expected, good = case
     verdict = expected.judge(good)
     assert verdict.ok, verdict
     assert str(verdict).startswith("pass: d_q 0.")
     assert "\n" not in str(verdict)
     for name, judgement in zip(GRADIENTS, verdict.judgements, strict=True):
-        right, got = getattr(expected.gradients, name), getattr(good, name)
+        right, got = expected.outputs[name], good[name]
         assert judgement.relative_error == pytest.approx(np.linalg.norm(got - right) / np.linalg.norm(right))
-    exact = expected.judge(rounded(expected.gradients))
+    exact = expected.judge(rounded(expected.outputs))
     assert exact.ok
     assert all(judgement.multiple < 0.5 for judgement in exact.judgements)
 
@@ -94,12 +94,12 @@ def test_honest_float32_passes(case: tuple[Expected, Gradients]) -> None:
         (lambda g: np.multiply(g, 1 + 2e-5, out=g), ""),
     ],
 )
-def test_wrong_gradients_fail(case: tuple[Expected, Gradients], name: str, change: Any, reason: str) -> None:
+def test_wrong_gradients_fail(case: tuple[Expected, Outputs], name: str, change: Any, reason: str) -> None:
     expected, good = case
     verdict = expected.judge(corrupted(good, name, change))
     assert not verdict.ok
     assert [judgement.name for judgement in verdict.judgements if not judgement.ok] == [name]
-    assert getattr(verdict, name).reason == reason
+    assert verdict[name].reason == reason
     assert str(verdict).startswith("FAIL: ")
 
 
@@ -110,15 +110,15 @@ def test_a_small_row_off_by_1e_5_is_caught(name: str, row: int) -> None:
     arrays["d_o"] *= 1e-6
     arrays["d_o"][:, :60] *= 1e6  # blocks that are far larger stand beside it
     expected = accuracy.expected(PROBLEM, **arrays)
-    good = rounded(expected.gradients)
-    block = getattr(expected.gradients, name)[0, 128:, 1]
+    good = rounded(expected.outputs)
+    block = expected.outputs[name][0, 128:, 1]
 
     def change(g: np.ndarray) -> None:
         g[0, row, 1] += 1e-5 * np.abs(block).max()
 
     assert expected.judge(good).ok
     verdict = expected.judge(corrupted(good, name, change))
-    judgement = getattr(verdict, name)
+    judgement = verdict[name]
     assert not judgement.ok, verdict
     assert (judgement.batch, judgement.head, judgement.rows) == (0, 1, (128, 150))
     assert judgement.relative_error < 1e-5  # which the 2-norm of the whole would not have told
@@ -128,16 +128,16 @@ def test_what_takes_part_in_nothing_must_be_zero_bit_by_bit() -> None:
     problem = replace(PROBLEM, batch=1, kv_len=100, mask=Mask.causal() & Mask.window(None, 0, "top-left"))
     arrays = inputs(problem)
     expected = accuracy.expected(problem, **arrays)
-    good = rounded(expected.gradients)
+    good = rounded(expected.outputs)
     assert expected.judge(good).ok
-    assert not good.d_q[0, :50].any()
+    assert not good["d_q"][0, :50].any()
     for value in (-0.0, 1e-45, 1e-30):
         verdict = expected.judge(corrupted(good, "d_q", lambda g, value=value: g.__setitem__((0, 49, 2, 3), value)))
-        assert verdict.d_q.reason == "not zero where nothing takes part"
+        assert verdict["d_q"].reason == "not zero where nothing takes part"
         assert not verdict.ok
     late = replace(problem, kv_len=150, mask=Mask.window(3, None), q_len=20)
     expected = accuracy.expected(late, **inputs(late))
-    good = rounded(expected.gradients)
+    good = rounded(expected.outputs)
     assert expected.judge(good).ok
     for name in ("d_k", "d_v"):
         assert not expected.judge(corrupted(good, name, lambda g: g.__setitem__((0, 126, 1, 3), 1e-30))).ok
@@ -156,8 +156,8 @@ def test_where_everything_cancels_rounding_passes_and_more_does_not(kind: str) -
     for from_o in (False, True):
         verdict = expected.judge(by_blas(problem, **arrays, from_o=from_o, **options))
         assert verdict.ok, verdict
-    wrong = rounded(expected.gradients)
-    wrong.d_q[0, 0, 0] += 1e-4
+    wrong = rounded(expected.outputs)
+    wrong["d_q"][0, 0, 0] += 1e-4
     assert not expected.judge(wrong).ok
 
 
@@ -173,8 +173,8 @@ def test_short_sequences_are_judged_fairly(length: int, sharpness: int) -> None:
         for from_o in (False, True) if sharpness == 1 or length < accuracy.FEW_ROWS else (False,):
             verdict = expected.judge(by_blas(problem, **arrays, from_o=from_o))
             assert verdict.ok, verdict
-        wrong = rounded(expected.gradients)
-        wrong.d_v[0, 0, 0] *= 1 + 1e-4  # the key that every query sees
+        wrong = rounded(expected.outputs)
+        wrong["d_v"][0, 0, 0] *= 1 + 1e-4  # the key that every query sees
         assert not expected.judge(wrong).ok
 
 
@@ -204,14 +204,14 @@ def test_poison_that_nothing_sees_changes_nothing() -> None:
     clean = accuracy.expected(problem, **arrays, kv_lengths=lengths)
     arrays["k"][0, 30:], arrays["v"][0, 30:] = np.nan, np.nan
     poisoned = accuracy.expected(problem, **arrays, kv_lengths=lengths)
-    verdict = poisoned.judge(rounded(clean.gradients))
+    verdict = poisoned.judge(rounded(clean.outputs))
     assert verdict.ok, verdict
 
 
-def test_bad_arguments_are_refused(case: tuple[Expected, Gradients]) -> None:
+def test_bad_arguments_are_refused(case: tuple[Expected, Outputs]) -> None:
     expected, good = case
     with pytest.raises(ArgumentError, match="d_k"):
-        expected.judge(replace(good, d_k=good.d_k[:, :-1]))
+        expected.judge(good | {"d_k": good["d_k"][:, :-1]})
     arrays = inputs(PROBLEM)
     arrays["q"][0, 3, 0, 0] = np.nan
     with pytest.raises(ArgumentError, match="not finite"):
@@ -230,15 +230,15 @@ def test_the_real_step() -> None:
     arrays = {name: step[key][None] for name, key in (("q", "q"), ("k", "k"), ("v", "v"), ("d_o", "do"))}
     options = {"doc_start": step["doc_start"]}
     expected = accuracy.expected(problem, **arrays, **options)
-    autograd = Gradients(**{name: step[f"{name.replace('_', '')}_autograd"][None] for name in GRADIENTS})
+    autograd = {name: step[f"{name.replace('_', '')}_autograd"][None] for name in GRADIENTS}
     multiples = [judgement.multiple for judgement in expected.judge(autograd).judgements]
     assert np.all(np.array(multiples) < [1.5, 1.5, 0.6]), multiples
     corrected = expected.judge(by_blas(problem, **arrays, **options))
     assert corrected.ok, corrected
     lse = reference.forward(problem, arrays["q"], arrays["k"], arrays["v"], **options)[1]
     uncorrected = expected.judge(reference.backward(problem, **arrays, lse=lse, dtype=np.float32, **options))
-    assert uncorrected.d_q.multiple > 5, uncorrected
-    assert uncorrected.d_k.multiple > 5, uncorrected
+    assert uncorrected["d_q"].multiple > 5, uncorrected
+    assert uncorrected["d_k"].multiple > 5, uncorrected
     again = accuracy.expected(problem, **arrays, **options)
     for name in GRADIENTS:
-        assert np.array_equal(getattr(again.tolerances, name), getattr(expected.tolerances, name))
+        assert np.array_equal(again.tolerances[name], expected.tolerances[name])

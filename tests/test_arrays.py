@@ -37,6 +37,15 @@ def call(x: Inputs, device: Device, *, batched: bool = False, **changes: Any) ->
     return attention_backward(**arguments)
 
 
+def outputs(found: Gradients) -> dict[str, Array]:
+    """As the reference has them."""
+    return {name: getattr(found, name) for name in GRADIENTS}
+
+
+def batch_of_one(found: Gradients) -> dict[str, Array]:
+    return {name: array[None] for name, array in outputs(found).items()}
+
+
 class Untouched:
     """Stands for a device where the input must be refused before any device is used."""
 
@@ -186,7 +195,7 @@ def test_narrow_and_whole_numbers(wgpu: Device, causal: Inputs, dtype: Any) -> N
     numbers = np.random.default_rng(0).integers(low, 3, (2, SEQ, HEADS, HEAD_DIM))
     x = inputs(causal.problem, q=numbers[:1], k=numbers[1:, :, :KV_HEADS])
     found = call(x, wgpu, q=x.q[0].astype(dtype), k=x.k[0].astype(dtype))
-    verdict = x.expected().judge(float64.Gradients(**{name: getattr(found, name)[None] for name in GRADIENTS}))
+    verdict = x.expected().judge(batch_of_one(found))
     assert verdict.ok, verdict
 
 
@@ -202,7 +211,7 @@ def test_doc_start_of_any_integer(wgpu: Device, dtype: Any) -> None:
     same = inputs(problem(Mask.documents(), SEQ, batch=2), doc_start=np.broadcast_to(x.doc_start[0], (2, SEQ)))
     for given_, doc_start in ((x, x.doc_start), (same, x.doc_start[0])):
         found = call(given_, wgpu, batched=True, doc_start=doc_start.astype(dtype))
-        verdict = given_.expected().judge(found)
+        verdict = given_.expected().judge(outputs(found))
         assert verdict.ok, verdict
 
 
@@ -220,7 +229,7 @@ def test_o_and_delta_change_nothing_wrong(wgpu: Device, causal: Inputs, given_: 
     o, _ = float64.forward(causal.problem, causal.q, causal.k, causal.v)
     extra = {"o": o[0]} if given_ == "o" else {"delta": (o * causal.d_o).sum(axis=-1)[0]}
     found = call(causal, wgpu, **extra)
-    verdict = causal.expected().judge(float64.Gradients(**{name: getattr(found, name)[None] for name in GRADIENTS}))
+    verdict = causal.expected().judge(batch_of_one(found))
     assert verdict.ok, verdict
 
 
@@ -235,7 +244,7 @@ def test_result_is_the_same_for_both_recipes(device: Device, mask: Mask) -> None
     x = inputs(problem(mask, SEQ))
     for algorithm in RECIPES:
         for _ in range(2):
-            verdict = x.expected(algorithm).judge(call(x, device, batched=True, algorithm=algorithm))
+            verdict = x.expected(algorithm).judge(outputs(call(x, device, batched=True, algorithm=algorithm)))
             assert verdict.ok, verdict
 
 
@@ -251,7 +260,7 @@ def test_unserved_problem_says_why(wgpu: Device, causal: Inputs) -> None:
 def test_check_lse_accepts_the_right_one(wgpu: Device) -> None:
     for mask in (Mask.full(), Mask.causal(), Mask.documents(), Mask.window(3, 1)):
         x = inputs(problem(mask, SEQ, batch=2), scale=0.3)
-        assert x.expected("streaming").judge(call(x, wgpu, batched=True, check_lse=True)).ok
+        assert x.expected("streaming").judge(outputs(call(x, wgpu, batched=True, check_lse=True))).ok
     empty = inputs(problem(Mask.causal(), 30, 20))
     assert np.isposinf(empty.lse).any()
     call(empty, wgpu, check_lse=True)
@@ -293,8 +302,7 @@ def test_check_lse_finds(causal: Inputs, wrong: Any) -> None:
 def test_lse_with_a_sink_is_right_without_the_check(wgpu: Device, causal: Inputs, algorithm: str) -> None:
     lse = causal.lse + np.float32(0.05)
     found = call(causal, wgpu, lse=lse[0], algorithm=algorithm)
-    batched = float64.Gradients(**{name: getattr(found, name)[None] for name in GRADIENTS})
-    verdict = causal.expected(algorithm, lse=lse).judge(batched)
+    verdict = causal.expected(algorithm, lse=lse).judge(batch_of_one(found))
     assert verdict.ok, verdict
 
 
@@ -360,5 +368,5 @@ def test_any_problem(wgpu: Device, drawn: tuple[Inputs, float]) -> None:
     served = [name for name in RECIPES if select(x.problem, wgpu.profile, algorithm=name).candidates]
     assert "streaming" in served
     for algorithm in served:
-        verdict = x.expected(algorithm).judge(call(x, wgpu, batched=True, algorithm=algorithm, check_lse=True))
+        verdict = x.expected(algorithm).judge(outputs(call(x, wgpu, batched=True, algorithm=algorithm, check_lse=True)))
         assert verdict.ok, f"{algorithm}: {verdict}"

@@ -39,7 +39,7 @@ from wgsl_attention.planning.rope import rope_ratio
 from wgsl_attention.problem.mask import Align, Mask
 from wgsl_attention.problem.problem import GRADIENTS, Problem
 from wgsl_attention.reference import attention as reference
-from wgsl_attention.reference.attention import Gradients
+from wgsl_attention.reference.attention import Outputs
 from wgsl_attention.rendering.kernel_text import rendered
 from wgsl_attention.rendering.render import render
 from wgsl_attention.selection import catalog
@@ -192,7 +192,7 @@ def test_widest_window_is_causal(wgpu: Device) -> None:
     p = problem(Mask.causal(), SEQ)
     given = inputs(p)
     both = [run(wgpu, streaming(p, mask=mask), given) for mask in ("window", "causal")]
-    assert both[0].d_q.tobytes() == both[1].d_q.tobytes()
+    assert both[0]["d_q"].tobytes() == both[1]["d_q"].tobytes()
 
 
 def test_window_keeps_one_more_than_its_width(wgpu: Device) -> None:
@@ -200,7 +200,7 @@ def test_window_keeps_one_more_than_its_width(wgpu: Device) -> None:
     p = problem(Mask.window(8, 0), 92)
     d_o = np.zeros((1, 92, 2, 16), np.float32)
     d_o[:, -1] = 1
-    d_v = run(wgpu, streaming(p, mask="window"), inputs(p, d_o=d_o)).d_v
+    d_v = run(wgpu, streaming(p, mask="window"), inputs(p, d_o=d_o))["d_v"]
     assert np.flatnonzero(d_v.any(axis=(0, 2, 3))).tolist() == list(range(83, 92))
 
 
@@ -353,7 +353,7 @@ def test_infinite_lse_means_that_nothing_is_visible(wgpu: Device, algorithm: str
     lse[:, [0, 7, 39]] = np.inf
     given = inputs(p, lse=lse)
     got = run(wgpu, RECIPES[algorithm](p, mask="causal", guard=guard), given)
-    for rows in (got.d_q[:, [0, 7, 39]], got.d_k[:, 39], got.d_v[:, 39]):
+    for rows in (got["d_q"][:, [0, 7, 39]], got["d_k"][:, 39], got["d_v"][:, 39]):
         assert not rows.any()
     d_o = given.d_o.copy()
     d_o[:, [0, 7, 39]] = 0
@@ -363,16 +363,16 @@ def test_infinite_lse_means_that_nothing_is_visible(wgpu: Device, algorithm: str
 # What is written, and what is not
 
 
-def assert_same_bits(a: Gradients, b: Gradients) -> None:
+def assert_same_bits(a: Outputs, b: Outputs) -> None:
     for name in GRADIENTS:
-        assert getattr(a, name).tobytes() == getattr(b, name).tobytes(), name
+        assert a[name].tobytes() == b[name].tobytes(), name
 
 
-def assert_untouched(algorithm: str, a: Gradients, b: Gradients, where: dict[str, Array] | None = None) -> None:
+def assert_untouched(algorithm: str, a: Outputs, b: Outputs, where: dict[str, Array] | None = None) -> None:
     """The same bits (``where`` says in which rows). Streaming's d_k and d_v are sums in an order that differs from run to
     run, on llvmpipe too, so there a rounding error is let pass; poison that was read would be more than that."""
     for name in GRADIENTS:
-        x, y = (getattr(g, name) if where is None else getattr(g, name)[where[name]] for g in (a, b))
+        x, y = (g[name] if where is None else g[name][where[name]] for g in (a, b))
         if algorithm == "streaming" and name != "d_q":
             np.testing.assert_allclose(x, y, rtol=0, atol=1e-6 * max(1.0, np.abs(y).max(initial=0)), err_msg=name)
         else:
@@ -421,11 +421,11 @@ def test_accumulate(wgpu: Device, algorithm: str, added: tuple[str, ...]) -> Non
     else:
         recipe = streaming(p, mask="causal", overwrite="d_q" not in added)
     got = Run(device=wgpu, recipe=recipe, before=before)(given)
-    right = given.expected().gradients
+    right = given.expected().outputs
     for name in GRADIENTS:
-        total = getattr(right, name) + (before[name] if name in added else 0)
+        total = right[name] + (before[name] if name in added else 0)
         # Sums of up to 80 terms of about 1 on top of up to 3: each addition may round by 2⁻²³.
-        np.testing.assert_allclose(getattr(got, name), total, rtol=0, atol=80 * 2.0**-23, err_msg=name)
+        np.testing.assert_allclose(got[name], total, rtol=0, atol=80 * 2.0**-23, err_msg=name)
 
 
 def test_adding_and_overwriting_streaming_agree(wgpu: Device) -> None:
@@ -433,7 +433,7 @@ def test_adding_and_overwriting_streaming_agree(wgpu: Device) -> None:
     given = inputs(p)
     adding, overwriting = (streaming(p, mask="causal", overwrite=overwrite) for overwrite in (False, True))
     assert adding.cleared == ("d_q", "d_k", "d_v") and overwriting.cleared == ("d_k", "d_v")
-    assert run(wgpu, adding, given).d_q.tobytes() == run(wgpu, overwriting, given).d_q.tobytes()
+    assert run(wgpu, adding, given)["d_q"].tobytes() == run(wgpu, overwriting, given)["d_q"].tobytes()
 
 
 def test_seg_as_a_uniform_gives_the_same_bits(wgpu: Device) -> None:
@@ -523,7 +523,11 @@ def test_what_is_invisible_changes_no_bit(
     for name, places in (("q", rows), ("d_o", rows), ("k", keys), ("v", keys)):
         poisoned[name][:, list(places)] = poison
     clean = again(given)
-    assert not clean.d_q[:, list(rows)].any() and not clean.d_k[:, list(keys)].any() and not clean.d_v[:, list(keys)].any()
+    assert (
+        not clean["d_q"][:, list(rows)].any()
+        and not clean["d_k"][:, list(keys)].any()
+        and not clean["d_v"][:, list(keys)].any()
+    )
     assert_untouched("streaming", again(Inputs(problem=p, lse=given.lse, **poisoned)), clean)
 
 
@@ -542,7 +546,7 @@ def test_another_document_changes_no_bit(wgpu: Device, algorithm: str, guard: st
     keep[0, 20:45] = False
     assert_untouched(algorithm, found, clean, dict.fromkeys(GRADIENTS, keep))
     if guard == "zero":
-        assert all(np.isfinite(getattr(found, name)).all() for name in GRADIENTS)
+        assert all(np.isfinite(found[name]).all() for name in GRADIENTS)
 
 
 BAD = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
@@ -581,11 +585,11 @@ def test_one_row_that_is_not_finite(wgpu: Device, algorithm: str, guard: str, na
         keys[b, lo[b, i] : hi[b, i], h // p.group] = True
     touched = {"d_q": queries, "d_k": keys, "d_v": keys}
     assert_untouched(algorithm, found, clean, {gradient: ~rows for gradient, rows in touched.items()})
-    outputs = [getattr(found, gradient) for gradient in GRADIENTS]
+    outputs = [found[gradient] for gradient in GRADIENTS]
     if guard == "zero":
         assert all(np.isfinite(x).all() for x in outputs)
     else:
-        assert not np.isfinite(found.d_q[queries]).all(axis=-1).any()
+        assert not np.isfinite(found["d_q"][queries]).all(axis=-1).any()
 
 
 @pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
@@ -606,7 +610,7 @@ def test_zero_makes_only_the_bad_probability_nothing(wgpu: Device, algorithm: st
     d_q = d_s @ k
     d_q[:, 5] = 0
     for name, right in (("d_q", d_q), ("d_k", d_s.T @ q), ("d_v", probability.T @ d_o)):
-        np.testing.assert_allclose(getattr(found, name)[0, :, 0], right, rtol=0, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(found[name][0, :, 0], right, rtol=0, atol=1e-5, err_msg=name)
 
 
 # Rules

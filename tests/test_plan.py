@@ -17,7 +17,7 @@ from wgsl_attention import PROFILES, ArgumentError, Device, GpuBufferError, Limi
 from wgsl_attention.gpu.device import open_device
 from wgsl_attention.kernels.original import AttentionBackwardShort
 from wgsl_attention.problem.problem import GRADIENTS
-from wgsl_attention.reference.attention import Gradients
+from wgsl_attention.reference.attention import Outputs
 from wgsl_attention.selection.select import select
 
 Array = np.ndarray[Any, Any]
@@ -226,13 +226,13 @@ def caller_buffers(device: Device, x: Inputs) -> dict[str, Any]:
     return buffers
 
 
-def read(device: Device, x: Inputs, buffers: dict[str, Any]) -> Gradients:
+def read(device: Device, x: Inputs, buffers: dict[str, Any]) -> Outputs:
     found = {}
     for name, array in (("d_q", x.q), ("d_k", x.k), ("d_v", x.v)):
         given = buffers[name]
         raw, offset = given[:2] if isinstance(given, tuple) else (given, 0)
         found[name] = np.frombuffer(device.read(raw, array.nbytes, offset), np.float32).reshape(array.shape)
-    return Gradients(**found)
+    return found
 
 
 def submit(device: Device, record: Callable[[Any], None]) -> None:
@@ -308,9 +308,9 @@ def test_accumulate(wgpu: Device, algorithm: str) -> None:
         wgpu.write(buffers[name], array)
     for _ in range(3):
         submit(wgpu, lambda encoder: made.record(encoder, buffers))
-    found, right = read(wgpu, x, buffers), x.expected().gradients
+    found, right = read(wgpu, x, buffers), x.expected().outputs
     for name in GRADIENTS:
-        np.testing.assert_allclose(getattr(found, name), 2 + 3 * getattr(right, name), rtol=0, atol=1e-4, err_msg=name)
+        np.testing.assert_allclose(found[name], 2 + 3 * right[name], rtol=0, atol=1e-4, err_msg=name)
 
 
 def test_the_callers_own_device(wgpu: Device) -> None:

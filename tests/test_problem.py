@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from wgsl_attention.errors import ArgumentError, WgslAttentionError
 from wgsl_attention.problem.mask import ALIGNMENTS, Align, Interval, Mask
-from wgsl_attention.problem.problem import MAX_HEAD_DIM, MAX_LENGTH, Problem
+from wgsl_attention.problem.problem import GRADIENTS, MAX_HEAD_DIM, MAX_LENGTH, Problem
+from wgsl_attention.problem.scalars import resolve_numbers
 from wgsl_attention.reference.attention import key_intervals
 
 FIXED = settings(
@@ -211,6 +214,7 @@ def test_problem_fills_in_and_derives() -> None:
         ("dtype", "f64"),
         ("given", "lse"),
         ("accumulate", {"d_x"}),
+        ("computes", "sideways"),
     ],
 )
 def test_bad_problems_are_refused_by_name(argument: str, value: object) -> None:
@@ -224,3 +228,61 @@ def test_bad_problems_are_refused_by_name(argument: str, value: object) -> None:
 def test_a_problem_refuses_a_mask_its_lengths_cannot_have() -> None:
     with pytest.raises(ArgumentError, match="documents"):
         replace(PROBLEM, kv_len=9, mask=Mask.documents())
+
+
+def test_a_problem_says_what_a_call_brings_and_gets() -> None:
+    assert list(PROBLEM.inputs) == ["q", "k", "v", "d_o", "lse"]
+    assert tuple(PROBLEM.outputs) == GRADIENTS
+    assert PROBLEM.inputs["lse"] == (1, 8, 4)
+    assert PROBLEM.outputs["d_k"] == PROBLEM.inputs["k"] == (1, 8, 2, 16)
+    every = replace(PROBLEM, mask=Mask.documents(), batch=2, v_head_dim=8, given="delta", kv_lengths=True, alibi=True)
+    assert list(every.inputs)[5:] == ["delta", "doc_start", "kv_lengths", "alibi_slopes"]
+    assert [every.inputs[name] for name in ("delta", "doc_start", "kv_lengths", "alibi_slopes")] == [
+        (2, 8, 4),
+        (2, 8),
+        (2,),
+        (4,),
+    ]
+    assert every.outputs["d_v"] == (2, 8, 2, 8)
+    assert every.optional == ("o", "delta")
+
+
+def test_numbers_have_defaults_and_are_judged() -> None:
+    capped = replace(PROBLEM, softcap=True)
+    assert resolve_numbers(PROBLEM, None, None).scale == 0.25
+    assert resolve_numbers(capped, np.float32(0.5), np.array(3)) == (0.5, 3.0)
+    assert resolve_numbers(capped, 1, 3).words == {"scale": 1.0, "softcap": 3.0}
+    for problem, scale, softcap, argument in (
+        (PROBLEM, np.nan, None, "scale"),
+        (PROBLEM, [1.0, 2.0], None, "scale"),
+        (PROBLEM, None, 2.0, "softcap"),
+        (capped, None, None, "softcap"),
+        (capped, None, 0.0, "softcap"),
+        (capped, None, "x", "softcap"),
+    ):
+        with pytest.raises(ArgumentError) as caught:
+            resolve_numbers(problem, scale, softcap)  # type: ignore[arg-type]
+        assert caught.value.argument == argument
+
+
+def outside(room: str) -> dict[str, ast.Module]:
+    """Every module of the package but a room's, parsed."""
+    package = Path(__file__).parents[1] / "codegen"
+    modules = (path for path in package.rglob("*.py") if path.parent.name != room)
+    return {str(path.relative_to(package)): ast.parse(path.read_text(encoding="utf-8")) for path in modules}
+
+
+def test_only_problem_lists_what_a_computation_gives() -> None:
+    """Everyone else asks a problem, so that another computation needs no other list."""
+    named, listed = [], []
+    for name, module in outside("problem").items():
+        for node in ast.walk(module):
+            imported = {alias.name for alias in getattr(node, "names", ()) if isinstance(alias, ast.alias)}
+            names = {getattr(node, "id", ""), getattr(node, "attr", "")} | imported
+            if "GRADIENTS" in names:
+                named.append(f"{name}:{node.lineno}")
+            if isinstance(node, ast.Tuple | ast.List | ast.Set):
+                texts = {item.value for item in node.elts if isinstance(item, ast.Constant)}
+                if set(GRADIENTS) <= texts:
+                    listed.append(f"{name}:{node.lineno}")
+    assert (named, listed) == ([], [])

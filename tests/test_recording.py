@@ -16,7 +16,7 @@ from support.attention import SENTINEL, Inputs, inputs, problem, wgpu_device
 from wgsl_attention import ArgumentError, Device, DeviceError, GpuBufferError, Limits, Mask, Plan, Problem
 from wgsl_attention.gpu.device import open_device
 from wgsl_attention.problem.problem import GRADIENTS
-from wgsl_attention.reference.attention import Gradients
+from wgsl_attention.reference.attention import Outputs
 
 SEQ = 150
 """Three blocks of the tiled kernels, so that parts of gradients are summed afterwards."""
@@ -40,10 +40,9 @@ def caller_buffers(device: Device, x: Inputs, fill: float = float(SENTINEL)) -> 
     return buffers
 
 
-def read(device: Device, x: Inputs, buffers: Mapping[str, Any]) -> Gradients:
+def read(device: Device, x: Inputs, buffers: Mapping[str, Any]) -> Outputs:
     shapes = {name: getattr(x, name[2:]).shape for name in GRADIENTS}
-    found = {n: np.frombuffer(device.read(buffers[n]), np.float32).reshape(shape) for n, shape in shapes.items()}
-    return Gradients(**found)
+    return {n: np.frombuffer(device.read(buffers[n]), np.float32).reshape(shape) for n, shape in shapes.items()}
 
 
 def submit(device: Device, record: Callable[[Any], None]) -> None:
@@ -157,10 +156,10 @@ def test_accumulate_or_overwrite_per_gradient(wgpu: Device, algorithm: str, adde
     made, buffers = wa.plan(x.problem, wgpu, algorithm=algorithm), caller_buffers(wgpu, x, fill=2.0)
     for _ in range(2):
         submit(wgpu, lambda encoder: made.record(encoder, buffers))
-    found, expected = read(wgpu, x, buffers), x.expected().gradients
+    found, expected = read(wgpu, x, buffers), x.expected().outputs
     for name in GRADIENTS:
-        want = 2 + 2 * getattr(expected, name) if name in added else getattr(expected, name)
-        np.testing.assert_allclose(getattr(found, name), want, rtol=0, atol=1e-4, err_msg=name)
+        want = 2 + 2 * expected[name] if name in added else expected[name]
+        np.testing.assert_allclose(found[name], want, rtol=0, atol=1e-4, err_msg=name)
 
 
 def test_a_pass_of_the_callers(device: Device, x: Inputs) -> None:

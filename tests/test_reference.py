@@ -11,7 +11,7 @@ from wgsl_attention.errors import ArgumentError
 from wgsl_attention.problem.mask import Mask
 from wgsl_attention.problem.problem import GRADIENTS, Problem
 from wgsl_attention.reference import attention as reference
-from wgsl_attention.reference.attention import Gradients
+from wgsl_attention.reference.attention import Outputs
 
 DOCUMENTS = np.array([0, 0, 0, 3, 3, 5, 6])
 NOT_MONOTONE = np.array([0, 1, 0, 2, 1, 5, 3])
@@ -55,7 +55,7 @@ def pairs(problem: Problem, options: dict[str, Any]) -> np.ndarray:
     return (j >= lo[:, :, None]) & (j < hi[:, :, None])
 
 
-def dense(problem: Problem, q: Any, k: Any, v: Any, d_o: Any, options: dict[str, Any]) -> tuple[np.ndarray, Gradients]:
+def dense(problem: Problem, q: Any, k: Any, v: Any, d_o: Any, options: dict[str, Any]) -> tuple[np.ndarray, Outputs]:
     """All heads at once, by the Jacobian of the softmax: ∂P_j/∂S_l = P_j·(δ_jl − P_l)."""
     scale = options.get("scale") or problem.head_dim**-0.5
     k_heads, v_heads = np.repeat(k, problem.group, axis=2), np.repeat(v, problem.group, axis=2)
@@ -73,11 +73,11 @@ def dense(problem: Problem, q: Any, k: Any, v: Any, d_o: Any, options: dict[str,
     d_p = np.einsum("bihd,bjhd->bhij", d_o, v_heads)
     d_s = scale * inner * np.einsum("bhij,bhijl->bhil", d_p, jacobian)
     groups = (problem.batch, problem.kv_len, problem.kv_heads, problem.group, -1)
-    gradients = Gradients(
-        d_q=np.einsum("bhij,bjhd->bihd", d_s, k_heads),
-        d_k=np.einsum("bhij,bihd->bjhd", d_s, q).reshape(groups).sum(axis=3),
-        d_v=np.einsum("bhij,bihd->bjhd", p, d_o).reshape(groups).sum(axis=3),
-    )
+    gradients = {
+        "d_q": np.einsum("bhij,bjhd->bihd", d_s, k_heads),
+        "d_k": np.einsum("bhij,bihd->bjhd", d_s, q).reshape(groups).sum(axis=3),
+        "d_v": np.einsum("bhij,bihd->bjhd", p, d_o).reshape(groups).sum(axis=3),
+    }
     return np.einsum("bhij,bjhd->bihd", p, v_heads), gradients
 
 
@@ -88,7 +88,7 @@ def test_against_a_second_formulation(case: str) -> None:
     got = reference.backward(problem, *arrays, **options)
     assert np.allclose(reference.forward(problem, *arrays[:3], **options)[0], o, rtol=1e-12, atol=1e-13)
     for name in GRADIENTS:
-        assert np.allclose(getattr(got, name), getattr(want, name), rtol=1e-11, atol=1e-12), name
+        assert np.allclose(got[name], want[name], rtol=1e-11, atol=1e-12), name
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -103,7 +103,7 @@ def test_against_finite_differences(case: str) -> None:
                 moved = [array.copy() for array in arrays]
                 moved[index].flat[element] += step
                 ends.append(np.sum(reference.forward(problem, *moved[:3], **options)[0] * arrays[3]))
-            assert getattr(got, name).flat[element] == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-6, abs=1e-8), name
+            assert got[name].flat[element] == pytest.approx((ends[0] - ends[1]) / 2e-5, rel=1e-6, abs=1e-8), name
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -124,7 +124,7 @@ def test_against_autograd(case: str) -> None:
     torch.einsum("bhij,bjhd->bihd", p, v_heads).backward(torch.tensor(arrays[3]))
     got = reference.backward(problem, *arrays, **options)
     for name, leaf in zip(GRADIENTS, (q, k, v), strict=True):
-        assert np.allclose(getattr(got, name), leaf.grad.numpy(), rtol=1e-10, atol=1e-12), name
+        assert np.allclose(got[name], leaf.grad.numpy(), rtol=1e-10, atol=1e-12), name
 
 
 def test_blocks_join_without_a_seam() -> None:
@@ -133,7 +133,7 @@ def test_blocks_join_without_a_seam() -> None:
     _, want = dense(problem, *arrays, {})
     got = reference.backward(problem, *arrays)
     for name in GRADIENTS:
-        assert np.allclose(getattr(got, name), getattr(want, name), rtol=1e-11, atol=1e-12), name
+        assert np.allclose(got[name], want[name], rtol=1e-11, atol=1e-12), name
 
 
 @pytest.mark.parametrize("case", ["empty_rows", "all_padding", "padding"])
@@ -147,16 +147,16 @@ def test_what_takes_part_in_nothing_is_exactly_zero(case: str) -> None:
     assert not o[rows].any()
     assert np.isfinite(lse[~rows]).all()
     clean = reference.backward(problem, *arrays, **options)
-    assert not clean.d_q[rows].any()
-    assert not clean.d_k[keys].any()
-    assert not clean.d_v[keys].any()
+    assert not clean["d_q"][rows].any()
+    assert not clean["d_k"][keys].any()
+    assert not clean["d_v"][keys].any()
     for poison in (np.nan, np.inf, 1e30):
         q, k, v, d_o = (array.copy() for array in arrays)
         q[rows], d_o[rows], k[keys], v[keys] = poison, poison, poison, poison
         with np.errstate(all="raise"):
             got = reference.backward(problem, q, k, v, d_o, **options)
         for name in GRADIENTS:
-            assert np.allclose(getattr(got, name), getattr(clean, name), rtol=1e-12, atol=1e-14), (name, poison)
+            assert np.allclose(got[name], clean[name], rtol=1e-12, atol=1e-14), (name, poison)
 
 
 def test_a_nan_reaches_only_what_sees_it() -> None:
@@ -164,11 +164,11 @@ def test_a_nan_reaches_only_what_sees_it() -> None:
     q, k, v, d_o = inputs(problem)
     k[0, 5, 1, 2] = np.nan
     got = reference.backward(problem, q, k, v, d_o)
-    bad = np.isnan(got.d_q).any(axis=3)[0]
+    bad = np.isnan(got["d_q"]).any(axis=3)[0]
     assert not bad[:, 0].any()
     assert bad[:, 1].tolist() == [False] * 5 + [True] * 4
-    assert np.isnan(got.d_k[0, :, 1]).any(axis=1).all()  # rows 5 to 8 see every key
-    assert not np.isnan(got.d_k[0, :, 0]).any()
+    assert np.isnan(got["d_k"][0, :, 1]).any(axis=1).all()  # rows 5 to 8 see every key
+    assert not np.isnan(got["d_k"][0, :, 0]).any()
 
 
 def test_an_lse_with_a_sink_is_taken_as_it_stands() -> None:
@@ -184,8 +184,8 @@ def test_an_lse_with_a_sink_is_taken_as_it_stands() -> None:
     p = np.exp(s - np.log(np.exp(s).sum(axis=-1, keepdims=True)))
     d_p = np.concatenate([np.einsum("bihd,bjhd->bhij", d_o, v), np.zeros((1, 2, 6, 1))], axis=-1)
     d_s = (0.5 * p * (d_p - (p * d_p).sum(axis=-1, keepdims=True)))[..., :6]
-    assert np.allclose(got.d_q, np.einsum("bhij,bjhd->bihd", d_s, k), rtol=1e-12)
-    assert np.allclose(got.d_v, np.einsum("bhij,bihd->bjhd", p[..., :6], d_o), rtol=1e-12)
+    assert np.allclose(got["d_q"], np.einsum("bhij,bjhd->bihd", d_s, k), rtol=1e-12)
+    assert np.allclose(got["d_v"], np.einsum("bhij,bihd->bjhd", p[..., :6], d_o), rtol=1e-12)
 
 
 def test_keys_in_two_shards_add_up_with_the_whole_delta() -> None:
@@ -196,8 +196,8 @@ def test_keys_in_two_shards_add_up_with_the_whole_delta() -> None:
     delta = (d_o * o).sum(axis=3)
     want = reference.backward(whole, q, k, v, d_o)
     shards = [reference.backward(half, q, k[:, s], v[:, s], d_o, lse=lse, delta=delta) for s in (slice(4), slice(4, 8))]
-    assert np.allclose(shards[0].d_q + shards[1].d_q, want.d_q, rtol=1e-11, atol=1e-14)
-    assert np.allclose(np.concatenate([shard.d_k for shard in shards], axis=1), want.d_k, rtol=1e-11, atol=1e-14)
+    assert np.allclose(shards[0]["d_q"] + shards[1]["d_q"], want["d_q"], rtol=1e-11, atol=1e-14)
+    assert np.allclose(np.concatenate([shard["d_k"] for shard in shards], axis=1), want["d_k"], rtol=1e-11, atol=1e-14)
 
 
 def test_float32_is_close_and_sums_in_one_order() -> None:
@@ -205,9 +205,9 @@ def test_float32_is_close_and_sums_in_one_order() -> None:
     want = reference.backward(problem, *arrays, **options)
     got = reference.backward(problem, *arrays, dtype=np.float32, **options)
     for name in GRADIENTS:
-        assert getattr(got, name).dtype == np.float32
-        assert np.allclose(getattr(got, name), getattr(want, name), rtol=1e-4, atol=1e-5)
-        assert not np.array_equal(getattr(got, name), getattr(want, name))
+        assert got[name].dtype == np.float32
+        assert np.allclose(got[name], want[name], rtol=1e-4, atol=1e-5)
+        assert not np.array_equal(got[name], want[name])
     a, b = (np.random.default_rng(n).standard_normal((5, 5)).astype(np.float32) for n in range(2))
     by_hand = np.zeros((5, 5), np.float32)
     for i, j, t in np.ndindex(5, 5, 5):
@@ -248,7 +248,7 @@ def test_the_real_step() -> None:
     got = reference.backward(problem, q, k, v, d_o, doc_start=step["doc_start"])
     for name in GRADIENTS:
         want = step[f"{name.replace('_', '')}_autograd"][None]
-        assert np.linalg.norm(getattr(got, name) - want) < 5e-6 * np.linalg.norm(want)
+        assert np.linalg.norm(got[name] - want) < 5e-6 * np.linalg.norm(want)
     assert reference.first_bad_row(problem, q, k, lse, doc_start=step["doc_start"]) is None
     assert reference.first_bad_row(problem, q, k, lse[:, :, ::-1], doc_start=step["doc_start"]) is not None
 

@@ -31,9 +31,9 @@ from wgsl_attention.problem.problem import GRADIENTS, Problem
 from wgsl_attention.problem.strides import Shape, Strides, apart, gather, scatter
 from wgsl_attention.profile import PROFILES, Limits
 from wgsl_attention.reference import samples as gradcases
-from wgsl_attention.reference.attention import Gradients
+from wgsl_attention.reference.attention import Outputs
 from wgsl_attention.selection import tables as tuning
-from wgsl_attention.selection.select import Selection, choices, select
+from wgsl_attention.selection.select import choices, select
 from wgsl_attention.tuning.miniature import Twin, twin_of
 from wgsl_attention.validation import coverage as cases
 from wgsl_attention.validation.gradcheck import run_checks
@@ -53,16 +53,13 @@ def strided(case: Call, p: Problem) -> Call:
     return replace(case, problem=p)
 
 
-def run(
-    device: Device, made: Recipe, given: Call, groups: tuple[tuple[str, ...], ...] = (), before: Any = SENTINEL
-) -> Gradients:
+def run(device: Device, made: Recipe, given: Call, groups: tuple[tuple[str, ...], ...] = (), before: Any = SENTINEL) -> Outputs:
     """The gradients, from buffers with NaN between the inputs' rows; each of ``groups`` shares one buffer.
 
     Raises where something but the gradients' own elements was written.
     """
     p = made.problem
-    selection = Selection(problem=p, profile=device.profile, candidates=(made,), refusals=())
-    used = Plan(selection, made, device)
+    used = Plan(made, device)
     group_of = {name: group for group in groups for name in group}
     flats: dict[tuple[str, ...], Array] = {}
     for name in used.buffers:
@@ -96,7 +93,7 @@ def run(
                 mine = scatter(np.ones(p.shapes[name], bool), p.strides_of(name), 0.0)
                 own[: len(mine)] |= mine
             assert np.array_equal(got[~own], flat[~own], equal_nan=True), f"{group}: something between the rows was written"
-    return Gradients(**found)
+    return found
 
 
 def heads_first(p: Problem) -> Problem:
@@ -282,7 +279,7 @@ def test_an_lse_that_covers_more_keys(wgpu: Device, kind: str, layout: str) -> N
     right = Run(device=wgpu, recipe=recipe(p, layout, at_most=at_most))(case)
     assert_same_bits(right, run(wgpu, recipe(q, layout, at_most=at_most), strided(case, q), SHARED.get(kind, ())))
     other = case.changed(o=2 * case["o"])
-    assert Run(device=wgpu, recipe=recipe(p, layout, at_most=at_most))(other).d_q.tobytes() != right.d_q.tobytes()
+    assert Run(device=wgpu, recipe=recipe(p, layout, at_most=at_most))(other)["d_q"].tobytes() != right["d_q"].tobytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -395,7 +392,8 @@ def test_interleaved_by_the_buffers_offset(wgpu: Device) -> None:
     wgpu.raw.queue.submit([encoder.finish()])
     flat = np.frombuffer(wgpu.read(both), np.float32)
     d_q = np.frombuffer(wgpu.read(buffers["d_q"]), np.float32).reshape(case["q"].shape)
-    got = Gradients(d_q=d_q, d_k=gather(flat, place, case["k"].shape), d_v=gather(flat[2 * 64 :], place, case["v"].shape))
+    d_k, d_v = gather(flat, place, case["k"].shape), gather(flat[2 * 64 :], place, case["v"].shape)
+    got = {"d_q": d_q, "d_k": d_k, "d_v": d_v}
     verdict = case.expected().judge(got)
     assert verdict.ok, str(verdict)
 

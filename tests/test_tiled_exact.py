@@ -19,7 +19,7 @@ from wgsl_attention.gpu.device import Device
 from wgsl_attention.problem.mask import Mask
 from wgsl_attention.problem.problem import GRADIENTS, Problem
 from wgsl_attention.reference import attention as reference
-from wgsl_attention.reference.attention import Gradients
+from wgsl_attention.reference.attention import Outputs
 from wgsl_attention.rendering.render import render
 from wgsl_attention.selection import catalog
 
@@ -146,8 +146,8 @@ def test_infinite_lse_means_that_nothing_is_visible(wgpu: Device, kind: str, giv
     lse[:, rows], d_o[:, rows] = np.inf, 0
     case = own.changed(lse=lse).asking(given=given)
     got = Run(device=wgpu, recipe=recipe(case.problem, kind, guard))(case)
-    assert not got.d_q[:, rows].view(np.uint32).any()
-    assert not got.d_k[:, 89].view(np.uint32).any() and not got.d_v[:, 89].view(np.uint32).any()
+    assert not got["d_q"][:, rows].view(np.uint32).any()
+    assert not got["d_k"][:, 89].view(np.uint32).any() and not got["d_v"][:, 89].view(np.uint32).any()
     verdict = own.changed(d_o=d_o).expected().judge(got)
     assert verdict.ok, str(verdict)
 
@@ -155,7 +155,7 @@ def test_infinite_lse_means_that_nothing_is_visible(wgpu: Device, kind: str, giv
 # Shards
 
 
-def in_shards(wgpu: Device, case: Call, bounds: list[int], keys: list[int], given: Any, kind: str) -> Gradients:
+def in_shards(wgpu: Device, case: Call, bounds: list[int], keys: list[int], given: Any, kind: str) -> Outputs:
     """One causal problem as calls over queries between ``bounds`` and keys between ``keys``, which are some of them; each call
     has the whole problem's lse and o or delta. The parts are added up in float64."""
     p = case.problem
@@ -168,10 +168,10 @@ def in_shards(wgpu: Device, case: Call, bounds: list[int], keys: list[int], give
             shard = problem(diagonal, q1 - q0, k1 - k0, heads=p.heads, kv_heads=p.kv_heads, batch=p.batch, given=given)
             arrays = {name: x[:, k0:k1] if name in ("k", "v") else x[:, q0:q1] for name, x in case.arrays.items()}
             got = Run(device=wgpu, recipe=recipe(shard, kind))(Call(problem=shard, arrays=arrays))
-            total["d_q"][:, q0:q1] += got.d_q
-            total["d_k"][:, k0:k1] += got.d_k
-            total["d_v"][:, k0:k1] += got.d_v
-    return Gradients(**{name: x.astype(np.float32) for name, x in total.items()})
+            total["d_q"][:, q0:q1] += got["d_q"]
+            total["d_k"][:, k0:k1] += got["d_k"]
+            total["d_v"][:, k0:k1] += got["d_v"]
+    return {name: x.astype(np.float32) for name, x in total.items()}
 
 
 @pytest.mark.parametrize("given", ["o", "delta"])
@@ -218,11 +218,11 @@ def test_accumulate(wgpu: Device, kind: str, mask: Mask, added: tuple[str, ...])
     rng = np.random.default_rng(9)
     before = {name: rng.integers(1, 4, shape).astype(np.float32) for name, shape in case.shapes.items()}
     got = Run(device=wgpu, recipe=recipe(case.problem, kind), before=before)(case)
-    right = case.expected().gradients
+    right = case.expected().outputs
     for name in GRADIENTS:
-        total = getattr(right, name) + (before[name] if name in added else 0)
+        total = right[name] + (before[name] if name in added else 0)
         # Sums of up to 140 terms of about 1 on top of up to 3: each addition may round by 2⁻²³.
-        np.testing.assert_allclose(getattr(got, name), total, rtol=0, atol=140 * 2.0**-23, err_msg=name)
+        np.testing.assert_allclose(got[name], total, rtol=0, atol=140 * 2.0**-23, err_msg=name)
 
 
 # Repeatability
@@ -311,9 +311,9 @@ def test_one_row_that_is_not_finite(
         clean, found = again(case), again(broken)
         assert_same_bits(found, clean, {"d_q": ~queries, "d_k": ~keys, "d_v": ~keys})
         if guard == "zero":
-            assert all(np.isfinite(getattr(found, gradient)).all() for gradient in GRADIENTS)
+            assert all(np.isfinite(found[gradient]).all() for gradient in GRADIENTS)
         elif name != "o":  # which is not looked at where Σ P·dP is more accurate
-            assert not np.isfinite(found.d_q[queries]).all(axis=-1).any()
+            assert not np.isfinite(found["d_q"][queries]).all(axis=-1).any()
 
 
 @pytest.mark.parametrize("accumulate", [False, True])
@@ -329,7 +329,7 @@ def test_zero_holds_for_sums_of_finite_parts(wgpu: Device, layout: str, parts: i
     made = tiled(p, chosen.replaced(parts=parts, budget=8 * 64 * 64 * 9))
     before = dict.fromkeys(GRADIENTS, np.float32(1e38))
     found = Run(device=wgpu, recipe=made, before=before)(case)
-    assert all(np.isfinite(getattr(found, gradient)).all() for gradient in GRADIENTS)
+    assert all(np.isfinite(found[gradient]).all() for gradient in GRADIENTS)
 
 
 # The real training step

@@ -32,7 +32,7 @@ def test_causal_with_other_keys(wgpu: Device, kind: str, q_len: int, kv_len: int
     p = problem(Mask.causal(align), q_len, kv_len, heads=2, kv_heads=1)
     got = check(wgpu, recipe(p, kind), call(p))
     if align == "bottom-right" and q_len > kv_len:
-        empty = got.d_q[:, : q_len - kv_len]
+        empty = got["d_q"][:, : q_len - kv_len]
         assert empty.size and not empty.view(np.uint32).any()
 
 
@@ -58,10 +58,10 @@ def test_window_keeps_one_more_than_its_width(wgpu: Device) -> None:
     given = call(p)
     d_o = np.zeros_like(given["d_o"])
     d_o[:, 2048] = 1
-    seen = Run(device=wgpu, recipe=recipe(p))(given.changed(d_o=d_o)).d_v[0, :, 0, 0]
+    seen = Run(device=wgpu, recipe=recipe(p))(given.changed(d_o=d_o))["d_v"][0, :, 0, 0]
     assert (seen[:2049] > 0).all() and seen[2049] == 0
     d_o = np.roll(d_o, 1, axis=1)
-    seen = Run(device=wgpu, recipe=recipe(p))(given.changed(d_o=d_o)).d_v[0, :, 0, 0]
+    seen = Run(device=wgpu, recipe=recipe(p))(given.changed(d_o=d_o))["d_v"][0, :, 0, 0]
     assert seen[0] == 0 and (seen[1:] > 0).all()
 
 
@@ -169,7 +169,7 @@ def test_key_lengths(wgpu: Device, kind: str, mask: Mask) -> None:
     for q_len in (100,) if mask.documents_mode else (100, 37):
         p = problem(mask, q_len, 100, batch=6, heads=2, kv_heads=1, kv_lengths=True)
         got = check(wgpu, recipe(p, kind), call(p, kv_lengths=[0, 1, 64, 65, 83, 100]))
-        assert not any(getattr(got, name)[0].view(np.uint32).any() for name in GRADIENTS)
+        assert not any(got[name][0].view(np.uint32).any() for name in GRADIENTS)
 
 
 @pytest.mark.parametrize(
@@ -233,4 +233,4 @@ def test_what_is_invisible_changes_no_bit(
         want = Run(device=wgpu, recipe=made)(clean)
         assert_same_bits(Run(device=wgpu, recipe=made, scratch=poison)(dirty, padding=poison), want)
         for where, names in ((rows, ["d_q"]), (keys, ["d_k", "d_v"])):
-            assert not any(getattr(want, name)[where].view(np.uint32).any() for name in names)
+            assert not any(want[name][where].view(np.uint32).any() for name in names)

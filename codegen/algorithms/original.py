@@ -99,7 +99,7 @@ class Streaming(_Original):
     def recipe(self, choice: Choice, problem: Problem, profile: DeviceProfile) -> Recipe:
         main: Any = choice.kernels[0]
         written = {"d_q"} if main.overwrite else set()
-        cleared = tuple(name for name in ("d_q", "d_k", "d_v") if name not in problem.accumulate | written)
+        cleared = tuple(name for name in problem.outputs if name not in problem.accumulate | written)
         return Recipe(algorithm=self.name, problem=problem, steps=(Step(variant=main),), cleared=cleared)
 
     def checked_in(self) -> Iterator[Variant]:

@@ -40,7 +40,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Ordered steps, the scratch they share (name → bytes) and the caller's gradients that are cleared first."""
+    """Ordered steps, the scratch they share (name → bytes) and the caller's outputs that are cleared first."""
 
     algorithm: str
     problem: Problem
@@ -53,9 +53,14 @@ class Recipe:
         """The distinct variants, in order of first use."""
         return tuple(dict.fromkeys(step.variant for step in self.steps))
 
+    @property
+    def label(self) -> str:
+        """The algorithm and its kernels, for people."""
+        return f"{self.algorithm}: {' + '.join(variant.name for variant in self.variants)}"
+
     def buffer_bytes(self) -> dict[str, int]:
         """Bytes of every buffer that some step binds, by name, scratch included."""
-        sizes = {**buffer_bytes(self.problem), **self.scratch}
+        sizes = {**self.problem.buffer_bytes, **self.scratch}
         bound = {
             step.buffers.get(binding.role, binding.role)
             for step in self.steps
@@ -65,7 +70,7 @@ class Recipe:
         return {name: sizes[name] for name in sorted(bound)}
 
     def clash(self, name: str, offset: int, other: str, other_offset: int) -> str:
-        """What two gradients in one buffer, at these offsets in bytes, need instead; empty where they may be there.
+        """What two outputs in one buffer, at these offsets in bytes, need instead; empty where they may be there.
 
         They may where they share no element, and no kernel binds both: WebGPU has no two bindings that overlap and are written.
         """
@@ -97,17 +102,6 @@ class Recipe:
             if max(counts) > most:
                 lines.append(f"{step.variant.name}: {counts} workgroups, the device takes {most} in a dimension")
         return tuple(dict.fromkeys(lines))
-
-
-def buffer_bytes(problem: Problem) -> dict[str, int]:
-    """Bytes of each of the caller's buffers, by role."""
-    p = problem
-    return {
-        **{name: 4 * p.strides_of(name).span(shape) for name, shape in p.shapes.items()},
-        "doc_start": 4 * p.batch * p.q_len,
-        "kv_lengths": 4 * p.batch,
-        "alibi_slopes": 4 * p.heads,
-    }
 
 
 def placed(problem: Problem, name: str, array: NDArray[Any]) -> NDArray[Any]:

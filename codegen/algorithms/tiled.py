@@ -15,7 +15,7 @@ from ..kernels.tiled_products import AttentionDkdv, AttentionDq, AttentionScores
 from ..kernels.tiled_reductions import MAX_ALIBI_HEADS, AttentionIntervals, AttentionReduce, AttentionRows
 from ..kernels.uniform_words import stride_values
 from ..kernels.variant import Variant
-from ..problem.problem import GRADIENTS, MAX_HEAD_DIM, Problem
+from ..problem.problem import MAX_HEAD_DIM, Problem
 from ..problem.strides import Strides
 from ..profile import DeviceProfile
 from . import tiled_layouts, tiled_space, tiled_split
@@ -114,7 +114,7 @@ def binding_bytes(profile: DeviceProfile) -> int:
 
 def scratch_budget(problem: Problem) -> int:
     """Bytes that each scratch buffer may take, as far as the device's limits allow."""
-    own = sum(4 * math.prod(problem.shapes[name]) for name in ("q", "k", "v", "d_o", *GRADIENTS))
+    own = sum(4 * math.prod(problem.shapes[name]) for name in ("q", "k", "v", "d_o", *problem.outputs))
     return min(MAX_SCRATCH, max(MIN_SCRATCH, SCRATCH_SHARE * own))
 
 
@@ -145,7 +145,7 @@ def tiled(problem: Problem, choice: Choice, limit: int | None = None) -> Recipe:
         alibi=p.softcap and p.alibi,
     )
     blocks = -(-p.q_len // scores.rows)
-    counts = {name: math.prod(p.shapes[name]) for name in GRADIENTS}
+    counts = {name: math.prod(p.shapes[name]) for name in p.outputs}
 
     scratch = {
         "intervals": 8 * p.batch * p.q_len + 16 * p.batch * blocks,

@@ -17,13 +17,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..algorithms.recipe import Recipe, buffer_bytes, placed
+from ..algorithms.recipe import Recipe, placed
 from ..errors import UnservedProblemError, WgslAttentionError
 from ..gpu.device import Device
-from ..planning.plan import BoundStep, Plan
-from ..problem.problem import GRADIENTS, Problem
+from ..planning.plan import Plan
+from ..planning.program import BoundStep
+from ..problem.problem import Problem
 from ..reference import attention as reference
-from ..selection.select import Selection
 
 WARM_UP = 0.25
 """Seconds of GPU work before each timing."""
@@ -221,8 +221,7 @@ class Workbench:
         refusals = recipe.refusals(self.device.profile)
         if refusals:
             raise UnservedProblemError(self.problem, self.device.profile.name, refusals)
-        selection = Selection(problem=recipe.problem, profile=self.device.profile, candidates=(recipe,), refusals=())
-        plan = Plan(selection, recipe, self.device)
+        plan = Plan(recipe, self.device)
         buffers = {name: self._buffer(name) for name in plan.buffers}
         steps = plan.bind(buffers, softcap=SOFTCAP if self.problem.softcap else None)
         with self.device.guard("preparing a plan"):
@@ -233,8 +232,8 @@ class Workbench:
 
     def _buffer(self, name: str) -> Any:
         if name not in self._buffers:
-            size = buffer_bytes(self.problem)[name]
-            if name in GRADIENTS:
+            size = self.problem.buffer_bytes[name]
+            if name in self.problem.outputs:
                 self._buffers[name] = self.device.zeros(size, label=name)
             else:
                 self._buffers[name] = self.device.storage(self._array(name, size // 4), label=name)

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from ..errors import ArgumentError
 from ..problem.mask import ALIGNMENTS, Mask
-from ..problem.problem import GRADIENTS, Problem
+from ..problem.problem import Problem
 
 PIPED_WIDTH = 240
 """Columns of output that goes to no terminal: wide enough for every table."""
@@ -170,7 +170,7 @@ def with_strides(problem: Problem, strides: str | None) -> Problem:
     if strides == "heads-first":
         return problem.heads_first()
     if strides == "packed":
-        return problem.packed("q", "k", "v").packed(*GRADIENTS)
+        return problem.packed("q", "k", "v").packed(*problem.outputs)
     return problem
 
 

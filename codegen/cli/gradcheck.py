@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,6 @@ from rich.text import Text
 
 from ..errors import ArgumentError
 from ..problem.mask import Mask
-from ..problem.problem import GRADIENTS
 from .common import (
     add_device_arguments,
     add_json_argument,
@@ -118,11 +118,12 @@ def _cases(args: argparse.Namespace) -> list[Case]:
 def _print_case(out: Console, checks: list[Check]) -> None:
     """One case: a row for each run, gradients side by side, and below it which kernels ran and what went wrong."""
     out.print(Text.assemble("\n", (checks[0].case, "bold cyan"), f"  {checks[0].problem}\n"), soft_wrap=True)
-    headers = [header for name in GRADIENTS for header in (f">{name} error", ">× tol.")]
+    names = tuple(dict.fromkeys(judgement.name for check in checks for judgement in check.judgements))
+    headers = [header for name in names for header in (f">{name} error", ">× tol.")]
     rows = table(out, "", "", *headers, "")
     for check in sorted(checks, key=lambda check: check.status == "baseline"):
         if check.status != "refused":
-            _add_row(rows, check)
+            _add_row(rows, check, names)
     out.print(rows)
     out.print()
     ran: dict[str, dict[str, None]] = {}
@@ -162,11 +163,11 @@ def _nearer(checks: list[Check]) -> str:
     return f"Nearer to float64 than autograd, in every run at least: {factors}"
 
 
-def _add_row(rows: Table, check: Check) -> None:
+def _add_row(rows: Table, check: Check, names: Iterable[str]) -> None:
     word, style = _STATUS[check.status]
     found = {judgement.name: judgement for judgement in check.judgements}
     cells: list[Text] = []
-    for name in GRADIENTS:
+    for name in names:
         if name not in found:
             cells += [Text("–", style="dim")] * 2
             continue

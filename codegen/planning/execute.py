@@ -1,4 +1,4 @@
-"""Runs a plan once on NumPy arrays: uploads them to where the problem has their rows, submits, and reads the gradients back."""
+"""Runs a plan once on NumPy arrays: uploads them to where the problem has their rows, submits, and reads the outputs back."""
 
 from __future__ import annotations
 
@@ -9,42 +9,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..algorithms.recipe import placed
-from ..problem.problem import GRADIENTS
+from ..problem.scalars import Numbers
 from ..problem.strides import gather
-from .plan import Plan
+from .program import Program
 
 
 def run_plan(
-    plan: Plan,
+    plan: Program,
     arrays: Mapping[str, NDArray[Any]],
-    scale: float | None = None,
+    numbers: Numbers,
     *,
-    softcap: float | None = None,
     before: float = 0.0,
 ) -> dict[str, NDArray[np.float32]]:
-    """The gradients by name, float32, (batch, length, heads, dim). ``arrays`` are shaped so too, float32, by the names of buffers.
+    """The outputs by name, float32, (batch, length, heads, dim). ``arrays`` are shaped so too, float32, by the names of buffers.
 
-    lse and delta lack dim, doc_start is (batch, q_len) uint32. ``before`` is what the gradients' buffers hold at first, where
+    lse and delta lack dim, doc_start is (batch, q_len) uint32. ``before`` is what the outputs' buffers hold at first, where
     they are overwritten: NaN shows what is not written. Those that are added to hold zeros. Every buffer is made for the
     call and freed after it.
 
     Raises as ``Plan.record`` does.
     """
-    device, problem = plan.device, plan.problem
+    device, problem = plan.device, plan.recipe.problem
     buffers = {
-        name: device.storage(placed(problem, name, arrays[name]), label=name) for name in plan.buffers if name not in GRADIENTS
+        name: device.storage(placed(problem, name, arrays[name]), label=name)
+        for name in plan.buffers
+        if name not in problem.outputs
     }
-    for name in GRADIENTS:
+    for name in problem.outputs:
         buffers[name] = device.zeros(plan.buffers[name], label=name)
         if before != 0.0 and name not in problem.accumulate:
             device.write(buffers[name], np.full(plan.buffers[name] // 4, before, np.float32))
     scratch = {name: device.zeros(size, label=name) for name, size in plan.scratch.items()}
     with device.guard("running the backward pass"):
         encoder = device.raw.create_command_encoder()
-        plan.record(encoder, buffers, scale, softcap=softcap, scratch=scratch)
+        plan.record_call(encoder, buffers, numbers, scratch)
         device.raw.queue.submit([encoder.finish()])
     found = {}
-    for name in GRADIENTS:
+    for name in problem.outputs:
         flat = np.frombuffer(device.read(buffers[name], plan.buffers[name]), np.float32)
         found[name] = gather(flat, problem.strides_of(name), problem.shapes[name])
     return found

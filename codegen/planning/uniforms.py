@@ -9,7 +9,8 @@ import numpy as np
 from ..algorithms.recipe import Recipe
 from ..gpu.caches import Bounded
 from ..gpu.device import Device
-from ..kernels.uniform_words import Numbers, pack_words, uniform_values
+from ..kernels.uniform_words import pack_words, uniform_values
+from ..problem.scalars import Numbers
 
 MAX_NUMBERS = 4
 """Scales for which a plan keeps its uniform buffers."""
@@ -30,7 +31,7 @@ class Uniforms:
         found = self._words.get(numbers)
         if found is not None:
             return found
-        values = {**uniform_values(self.recipe.problem), "scale": numbers.scale, "softcap": numbers.softcap}
+        values = {**uniform_values(self.recipe.problem), **numbers.words}
         made = []
         for step in self.recipe.steps:
             packed = {b: pack_words(b, {**values, **step.sizes}) for b in step.variant.bindings if b.words}

@@ -35,9 +35,8 @@ def key_intervals(
             raise ArgumentError("kv_lengths", type(kv_lengths).__name__, f"an array exactly if the problem has it: {source}")
     assert isinstance(interval, Interval)
     i = np.arange(q_len)
-    limit = np.full((batch, 1), kv_len)
-    if kv_lengths is not None:
-        limit = _integers("kv_lengths", kv_lengths, [(batch,)], kv_len).reshape(batch, 1)
+    counts = key_counts(kv_lengths, kv_len, batch)
+    limit = np.full((batch, 1), kv_len) if counts is None else counts[:, None]
     lo = np.zeros((batch, q_len), np.int64)
     hi = np.broadcast_to(limit, lo.shape)
     if interval.lo_shift is not None:
@@ -46,34 +45,52 @@ def key_intervals(
         hi = np.minimum(hi, i + interval.hi_shift)
     if interval.prefix is not None:
         hi = np.minimum(hi, np.maximum(interval.prefix, i + interval.prefix_shift))
-    if interval.doc_start or interval.doc_end:
-        if doc_start is None:
-            raise ArgumentError(
-                "doc_start", None, f"integers of shape ({q_len},) or ({batch}, {q_len}), as the mask has documents"
-            )
-        starts = np.broadcast_to(_integers("doc_start", doc_start, [(q_len,), (batch, q_len)], None), lo.shape)
+    starts = document_starts(interval, doc_start, q_len, batch)
+    if starts is not None:
         lo = np.maximum(lo, starts)
         if interval.doc_end:
-            hi = np.minimum(hi, _document_ends(starts))
+            hi = np.minimum(hi, np.stack([np.searchsorted(row, row, side="right") for row in starts]))
     lo = np.minimum(lo, limit)
     return lo, np.maximum(lo, hi)
 
 
-def _document_ends(starts: Array) -> Array:
-    if (np.diff(starts, axis=1) < 0).any():
-        raise ArgumentError(
-            "doc_start", "values that decrease", "values that never decrease, as documents(causal=False) needs ends"
-        )
-    return np.stack([np.searchsorted(row, row, side="right") for row in starts])
+def document_starts(
+    interval: Interval, doc_start: npt.ArrayLike | None, q_len: int, batch: int, *, past: bool = True
+) -> Array | None:
+    """``doc_start`` as (batch, q_len) int64 from (q_len,) or (batch, q_len); None where the mask has no documents.
+
+    ``past`` says whether a document may start past its query, which then sees nothing. Raises as ``key_intervals`` does.
+    """
+    if not (interval.doc_start or interval.doc_end):
+        return None
+    if doc_start is None:
+        raise ArgumentError("doc_start", "nothing", "each query's first position of its document, for a mask with documents")
+    array = _integers("doc_start", doc_start, (q_len,), (batch, q_len))
+    starts = np.broadcast_to(array, (batch, q_len))
+    wrong = np.argwhere((starts < 0) | (False if past else starts > np.arange(q_len)))
+    if len(wrong):
+        b, i = (int(x) for x in wrong[0])
+        want = "0 or more" if past else f"0 to {i}, the position itself"
+        raise ArgumentError("doc_start", f"{starts[b, i]} at batch entry {b}, position {i}", want)
+    if interval.doc_end and (np.diff(starts, axis=1) < 0).any():
+        raise ArgumentError("doc_start", "values that decrease", "non-decreasing ones for documents(causal=False)")
+    return starts
 
 
-def _integers(name: str, value: npt.ArrayLike, shapes: list[tuple[int, ...]], most: int | None) -> Array:
+def key_counts(kv_lengths: npt.ArrayLike | None, kv_len: int, batch: int) -> Array | None:
+    """``kv_lengths`` as (batch,) int64, or None. Raises as ``key_intervals`` does."""
+    if kv_lengths is None:
+        return None
+    array = _integers("kv_lengths", kv_lengths, (batch,))
+    if (array < 0).any() or (array > kv_len).any():
+        raise ArgumentError("kv_lengths", array.tolist(), f"whole numbers from 0 to {kv_len}")
+    return array
+
+
+def _integers(name: str, value: npt.ArrayLike, *shapes: tuple[int, ...]) -> Array:
     array = np.asarray(value)
     if array.dtype.kind not in "iu":
-        raise ArgumentError(name, f"dtype {array.dtype}", "integers")
+        raise ArgumentError(name, f"an array of {array.dtype}", "integers")
     if array.shape not in shapes:
         raise ArgumentError(name, f"shape {array.shape}", " or ".join(map(str, shapes)))
-    array = array.astype(np.int64)
-    if (array < 0).any() or (most is not None and (array > most).any()):
-        raise ArgumentError(name, f"{array.min()} to {array.max()}", f"0 to {most}" if most is not None else "0 or more")
-    return array
+    return array.astype(np.int64)

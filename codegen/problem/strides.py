@@ -143,7 +143,7 @@ def _split(axes: Axes, stride: int) -> tuple[int, Axes]:
 
 def scatter(array: NDArray[Any], strides: Strides, fill: float = 0.0) -> NDArray[Any]:
     """A flat array of the tensor's span with ``array`` (batch, length, heads, dim) in its places, and ``fill`` between them."""
-    shape = _four(array.shape)
+    shape = four_axes(array.shape)
     flat = np.full(strides.span(shape), fill, array.dtype)
     _view(flat, shape, strides)[...] = array.reshape(shape)
     return flat
@@ -151,10 +151,11 @@ def scatter(array: NDArray[Any], strides: Strides, fill: float = 0.0) -> NDArray
 
 def gather(flat: NDArray[Any], strides: Strides, shape: tuple[int, ...]) -> NDArray[Any]:
     """The tensor that lies in a flat array, as an array of its own of this shape."""
-    return np.array(_view(flat, _four(shape), strides)).reshape(shape)
+    return np.array(_view(flat, four_axes(shape), strides)).reshape(shape)
 
 
-def _four(shape: tuple[int, ...]) -> Shape:
+def four_axes(shape: tuple[int, ...]) -> Shape:
+    """(batch, length, heads, dim) of an array of three axes too."""
     batch, length, heads, dim = shape if len(shape) == 4 else (*shape, 1)
     return batch, length, heads, dim
 

@@ -13,31 +13,26 @@ Arrays are always 4-D, as ``Problem`` says: (batch, seq, heads, dim). Score and 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from ..errors import ArgumentError
 from ..problem.intervals import key_intervals as key_intervals  # part of the definition, and of this module's face
-from ..problem.problem import Problem
+from ..problem.problem import AXES, Problem
+from ..problem.scalars import default_scale
 
 Array = npt.NDArray[Any]
+Outputs: TypeAlias = dict[str, Array]
+"""What a problem's ``outputs`` names, of the shapes that it gives them."""
 
 BLOCK = 64
 LSE_TOLERANCE = 2.0**-10
 """How far Σ P of a row may be from 1 and still be rounding: beyond it the lse belongs to something else, or holds a sink."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Gradients:
-    """d_q (batch, q_len, heads, head_dim), d_k and d_v (batch, kv_len, kv_heads, head_dim or v_head_dim)."""
-
-    d_q: Array
-    d_k: Array
-    d_v: Array
 
 
 class Options(TypedDict, total=False):
@@ -84,8 +79,8 @@ def backward(
     delta: Array | None = None,
     dtype: npt.DTypeLike = np.float64,
     **options: Unpack[Options],
-) -> Gradients:
-    """The gradients, for d_o (batch, q_len, heads, v_head_dim), in ``dtype``; a shared kv head sums over its query heads.
+) -> Outputs:
+    """d_q, d_k and d_v for d_o (batch, q_len, heads, v_head_dim), in ``dtype``; a shared kv head sums over its query heads.
 
     ``lse`` (batch, q_len, heads) None: each row's own softmax. Given: P = exp(S − lse) as it stands, not corrected, so that
     P may sum to less than 1 (a sink, or keys on other devices). ``delta`` (batch, q_len, heads) None: D = Σ P·dP over the
@@ -95,16 +90,35 @@ def backward(
     """
     call = _Call.make(problem, dtype, options, q=q, k=k, v=v, d_o=d_o, lse=lse, delta=delta)
     result = _zeros(problem, dtype)
-    for block, p, d_p in call.probabilities():
-        total = np.sum(p * d_p, axis=1) if delta is None else call.arrays["delta"][block.queries]
-        d_s = np.where(block.visible, call.scale * p * (d_p - total[:, None]) * block.slope, 0)
+    for block, p, d_s in call.derivatives():
         _accumulate(result, call, block, p, d_s, np.asarray)
+    return result
+
+
+def chained(
+    problem: Problem, q: Array, k: Array, v: Array, d_o: Array, *, lse: Array | None = None, **options: Unpack[Options]
+) -> Outputs:
+    """d_k and d_v as a kernel leaves them that adds each term to memory in float32: by queries, and for each by its heads.
+
+    The terms themselves are float64's, rounded, so that what differs from ``backward`` is the chain of additions.
+    """
+    call = _Call.make(problem, np.float64, options, q=q, k=k, v=v, d_o=d_o, lse=lse)
+    zeros = _zeros(problem, np.float32)
+    result = {name: zeros[name] for name in ("d_k", "d_v")}
+    rows = {name: call.arrays[name].astype(np.float32) for name in ("q", "d_o")}
+    for _, group in itertools.groupby(call.derivatives(), lambda found: found[0].queries[:2]):
+        heads = list(group)
+        for i in range(len(heads[0][1])):
+            for block, p, d_s in heads:
+                entry, queries, head = block.queries
+                for name, terms, row in (("d_k", d_s, rows["q"]), ("d_v", p, rows["d_o"])):
+                    result[name][block.keys] += terms[i].astype(np.float32)[:, None] * row[entry, queries, head][i]
     return result
 
 
 def magnitudes(
     problem: Problem, q: Array, k: Array, v: Array, d_o: Array, *, lse: Array | None = None, **options: Unpack[Options]
-) -> Gradients:
+) -> Outputs:
     """What the gradients' terms amount to before anything cancels, float64.
 
     |scale|·Σ|P|(|dO|·|v|)|k|, |scale|·Σ|P|(|dO|·|v|)|q| and Σ|P||dO|: where a gradient is zero, its rounding errors are
@@ -194,13 +208,10 @@ class _Call:
 
     @classmethod
     def make(cls, problem: Problem, dtype: npt.DTypeLike, options: Options, **arrays: Array | None) -> _Call:
-        sizes = problem.sizes
-        query, key = ("batch", "q_len", "heads"), ("batch", "kv_len", "kv_heads")
-        shapes = {"q": (*query, "head_dim"), "k": (*key, "head_dim"), "v": (*key, "v_head_dim"), "d_o": (*query, "v_head_dim")}
         for name, array in arrays.items():
-            want = tuple(sizes[axis] for axis in shapes.get(name, query))
+            want = problem.shape_of(name)
             if array is not None and np.shape(array) != want:
-                raise ArgumentError(name, f"shape {np.shape(array)}", f"{want}: ({', '.join(shapes.get(name, query))})")
+                raise ArgumentError(name, f"shape {np.shape(array)}", f"{want}: ({', '.join(AXES[name])})")
         lo, hi = key_intervals(problem, doc_start=options.get("doc_start"), kv_lengths=options.get("kv_lengths"))
         real: Any = np.dtype(dtype).type
         scale, softcap, alibi = options.get("scale"), options.get("softcap"), options.get("alibi")
@@ -214,7 +225,7 @@ class _Call:
             arrays={name: np.asarray(array, dtype) for name, array in arrays.items() if array is not None},
             lo=lo,
             hi=hi,
-            scale=real(problem.head_dim**-0.5 if scale is None else scale),
+            scale=real(default_scale(problem.head_dim) if scale is None else scale),
             softcap=None if softcap is None else real(softcap),
             alibi=slopes,
         )
@@ -254,12 +265,18 @@ class _Call:
             p = block.softmax()[0] if lse is None else block.exp(lse[block.queries])
             yield block, p, _product(self.arrays["d_o"][block.queries], self.arrays["v"][block.keys].T)
 
+    def derivatives(self) -> Iterator[tuple[_Block, Array, Array]]:
+        """Each block with its P and dS; D is ``delta`` where that was given."""
+        for block, p, d_p in self.probabilities():
+            total = self.arrays["delta"][block.queries] if "delta" in self.arrays else np.sum(p * d_p, axis=1)
+            yield block, p, np.where(block.visible, self.scale * p * (d_p - total[:, None]) * block.slope, 0)
 
-def _accumulate(result: Gradients, call: _Call, block: _Block, p: Array, d_s: Array, of: Any) -> None:
+
+def _accumulate(result: Outputs, call: _Call, block: _Block, p: Array, d_s: Array, of: Any) -> None:
     """The last three products; ``of`` is applied to what P and dS are multiplied with."""
-    result.d_q[block.queries] = _product(d_s, of(call.arrays["k"][block.keys]))
-    result.d_k[block.keys] += _product(d_s.T, of(call.arrays["q"][block.queries]))
-    result.d_v[block.keys] += _product(p.T, of(call.arrays["d_o"][block.queries]))
+    result["d_q"][block.queries] = _product(d_s, of(call.arrays["k"][block.keys]))
+    result["d_k"][block.keys] += _product(d_s.T, of(call.arrays["q"][block.queries]))
+    result["d_v"][block.keys] += _product(p.T, of(call.arrays["d_o"][block.queries]))
 
 
 def _product(a: Array, b: Array) -> Array:
@@ -275,10 +292,5 @@ def _product(a: Array, b: Array) -> Array:
     return total
 
 
-def _zeros(problem: Problem, dtype: npt.DTypeLike) -> Gradients:
-    key = (problem.batch, problem.kv_len, problem.kv_heads)
-    return Gradients(
-        d_q=np.zeros((problem.batch, problem.q_len, problem.heads, problem.head_dim), dtype),
-        d_k=np.zeros((*key, problem.head_dim), dtype),
-        d_v=np.zeros((*key, problem.v_head_dim), dtype),
-    )
+def _zeros(problem: Problem, dtype: npt.DTypeLike) -> Outputs:
+    return {name: np.zeros(shape, dtype) for name, shape in problem.outputs.items()}

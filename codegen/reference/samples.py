@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from ..errors import ArgumentError
 from ..problem.documents import doc_start_from_lengths
 from ..problem.mask import Mask
-from ..problem.problem import GRADIENTS, Problem
+from ..problem.problem import Problem
 from . import attention as reference
-from .attention import Gradients
+from .attention import Outputs
 
 F32 = NDArray[np.float32]
 
@@ -37,7 +37,7 @@ class Case:
     d_o: F32
     lse: F32
     lse_name: str
-    float32: Gradients
+    float32: Outputs
     float32_name: str
     o: F32 | None = None
     doc_start: NDArray[Any] | None = None
@@ -84,10 +84,10 @@ def case_from_file(path: Path, mask: Mask | None = None) -> Case:
     for name, want in (("o", given["d_o"].shape), ("lse", (batch, q_len, heads))):
         if name in given and given[name].shape != want:
             raise ArgumentError(f"{name} in {path.name}", f"shape {given[name].shape}", f"{want}, the batch axis included")
-    autograd = None
+    autograd: Outputs | None = None
     if all(f"d{x}_autograd" in data for x in "qkv"):
         found = {f"d_{x}": _floats(f"d{x}_autograd in {path.name}", data[f"d{x}_autograd"]) for x in "qkv"}
-        autograd = Gradients(**(found if batched else {name: array[None] for name, array in found.items()}))
+        autograd = found if batched else {name: array[None] for name, array in found.items()}
     scale = float(data["scale"]) if "scale" in data else None
     name = path.stem.replace("_", " ")
     return make_case(name, problem, **given, doc_start=data.get("doc_start"), scale=scale, autograd=autograd)
@@ -123,7 +123,7 @@ def make_case(
     o: F32 | None = None,
     doc_start: NDArray[Any] | None = None,
     scale: float | None = None,
-    autograd: Gradients | None = None,
+    autograd: Outputs | None = None,
 ) -> Case:
     """A case from arrays; NumPy in float32 stands in for an lse and for gradients that are not given."""
     options: reference.Options = {"scale": scale, "doc_start": doc_start}
@@ -192,6 +192,6 @@ def synthetic_cases() -> list[Case]:
     }
     problems = {name: Problem(mask=mask, **shape) for name, (mask, shape) in shapes.items()}
     fused = problems["q, k, v in one array"]
-    problems["q, k, v in one array"] = fused.packed("q", "k", "v").packed(*GRADIENTS)
+    problems["q, k, v in one array"] = fused.packed("q", "k", "v").packed(*fused.outputs)
     problems["heads first"] = problems["heads first"].heads_first()
     return [synthetic_case(name, problem, seed=seed) for seed, (name, problem) in enumerate(problems.items())]

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from ..algorithms import ALGORITHMS
 from ..algorithms.algorithm import Algorithm, algorithm_named
 from ..algorithms.choice import Choice
-from ..algorithms.recipe import Recipe, buffer_bytes
+from ..algorithms.recipe import Recipe
 from ..errors import ArgumentError, VariantError
-from ..problem.problem import GRADIENTS, Problem
+from ..problem.problem import Problem
 from ..profile import DeviceProfile
 from . import catalog
 from . import tables as tuning
@@ -120,7 +120,7 @@ def _select(problem: Problem, profile: DeviceProfile, algorithm: str | None, gua
 def _too_large(problem: Problem, profile: DeviceProfile) -> tuple[str, ...]:
     """The tensors that the device cannot bind whatever the algorithm; found before a recipe of a million steps is made."""
     limit = min(profile.limits.max_storage_buffer_binding_size, profile.limits.max_buffer_size)
-    sizes = {name: buffer_bytes(problem)[name] for name in ("q", "k", "v", "d_o", "lse", *GRADIENTS)}
+    sizes = {name: problem.buffer_bytes[name] for name in (*problem.inputs, *problem.outputs)}
     return tuple(f"{name} takes {size} bytes, the device binds {limit}" for name, size in sizes.items() if size > limit)
 
 

@@ -7,24 +7,21 @@ hundred and heads few, so that float64 has the answer in a moment. The lengths a
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..algorithms import ALGORITHMS
-from ..algorithms.recipe import Recipe, buffer_bytes, placed
+from ..algorithms.recipe import Recipe, placed
 from ..gpu.device import Device
 from ..planning.plan import Plan
 from ..problem.documents import doc_start_from_lengths
-from ..problem.problem import GRADIENTS, Problem
+from ..problem.problem import Problem
 from ..problem.strides import gather
 from ..reference import attention as reference
 from ..reference.accuracy import Expected, Verdict, expected
-from ..reference.attention import Gradients
-from ..reference.samples import make_case
-from ..selection.select import Selection
-from ..validation import gradcheck
 
 LENGTH = 333
 """More than two blocks of the largest tiles but one, and a multiple of nothing."""
@@ -88,23 +85,20 @@ class Twin:
             options["alibi"] = arrays["alibi_slopes"]
         o, lse = (x.astype(np.float32) for x in reference.forward(p, q, k, v, **options))
         arrays |= {"o": o, "lse": lse}
-        self._expected = expected(p, q, k, v, d_o, **options)
-        plain = not (p.softcap or p.alibi or p.kv_lengths)
-        self._case = make_case("twin", p, q, k, v, d_o, lse=lse, doc_start=options.get("doc_start")) if plain else None  # type: ignore[arg-type]
-        self._chained: Expected | None = None
+        self._judge_by = partial(expected, p, q, k, v, d_o, **options)
+        self._expected: dict[bool, Expected] = {}
         self._buffers = {name: device.storage(placed(p, name, array), label=name) for name, array in arrays.items()}
-        for name in GRADIENTS:
-            self._buffers[name] = device.zeros(buffer_bytes(p)[name], label=name)
+        for name in p.outputs:
+            self._buffers[name] = device.zeros(p.buffer_bytes[name], label=name)
 
     def judge(self, recipe: Recipe) -> Verdict:
         """Runs a recipe for the twin and holds its gradients against float64. Raises as ``Plan`` and ``Plan.record`` do."""
         device = self.device
-        sizes, shapes = buffer_bytes(self.problem), self.problem.shapes
-        for name in GRADIENTS:  # what is not written must show
+        sizes, shapes = self.problem.buffer_bytes, self.problem.shapes
+        for name in self.problem.outputs:  # what is not written must show
             fill = 0.0 if name in recipe.problem.accumulate else np.nan
             device.write(self._buffers[name], np.full(sizes[name] // 4, fill, np.float32))
-        selection = Selection(problem=recipe.problem, profile=device.profile, candidates=(recipe,), refusals=())
-        plan = Plan(selection, recipe, device)
+        plan = Plan(recipe, device)
         try:
             with device.guard("running the twin"):
                 encoder = device.raw.create_command_encoder()
@@ -112,13 +106,12 @@ class Twin:
                 plan.record(encoder, buffers, softcap=SOFTCAP if self.problem.softcap else None)
                 device.raw.queue.submit([encoder.finish()])
             found = {}
-            for name in GRADIENTS:
+            for name in self.problem.outputs:
                 flat = np.frombuffer(device.read(self._buffers[name], sizes[name]), np.float32)
                 found[name] = gather(flat, self.problem.strides_of(name), shapes[name])
         finally:
             plan.release()
-        right = self._expected
-        if ALGORITHMS[recipe.algorithm].chained and self._case is not None:
-            self._chained = self._chained or gradcheck.chained(self._case, right)
-            right = self._chained
-        return right.judge(Gradients(**found))
+        chained = ALGORITHMS[recipe.algorithm].chained
+        if chained not in self._expected:
+            self._expected[chained] = self._judge_by(chained=chained)
+        return self._expected[chained].judge(found)

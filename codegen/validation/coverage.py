@@ -23,7 +23,7 @@ from ..errors import ArgumentError, VariantError
 from ..kernels.tiled_products import AttentionScores
 from ..kernels.variant import Variant
 from ..problem.mask import Mask
-from ..problem.problem import GRADIENTS, Problem
+from ..problem.problem import Problem
 from ..profile import PROFILES
 from ..reference import attention as reference
 from ..reference.accuracy import Expected, expected
@@ -202,7 +202,7 @@ def _with_accumulation(variant: Variant, problem: Problem) -> Iterator[Problem]:
     if variant.params.get("strided"):
         problem = problem.packed("d_k", "d_v")
     if variant.params.get("accumulate"):
-        yield dataclasses.replace(problem, accumulate=frozenset(GRADIENTS))
+        yield dataclasses.replace(problem, accumulate=frozenset(problem.outputs))
     yield problem
 
 
@@ -247,10 +247,9 @@ def right(problem: Problem) -> Expected:
     """The float64 gradients of ``inputs`` and their tolerances, by ``accuracy``."""
     given = inputs(problem)
     options = {name: given[name] for name in ("doc_start", "kv_lengths") if name in given}
-    plain = dataclasses.replace(problem, accumulate=frozenset())
     if problem.given == "delta":
         options["delta"] = given["delta"]  # an input like the others, rounded as it is
-    return expected(plain, given["q"], given["k"], given["v"], given["d_o"], **options)  # type: ignore[arg-type]
+    return expected(problem, given["q"], given["k"], given["v"], given["d_o"], **options)  # type: ignore[arg-type]
 
 
 def rope_values(variant: Variant) -> dict[str, float | int]:

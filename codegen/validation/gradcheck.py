@@ -6,7 +6,7 @@ A ``Case`` is one backward pass with its arrays: from a file such as a captured 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -19,9 +19,10 @@ from ..gpu.device import Device, default_device
 from ..planning.execute import run_plan
 from ..planning.plan import plan
 from ..planning.rope import record_rope_backward
+from ..problem.scalars import resolve_numbers
 from ..reference import attention as reference
-from ..reference.accuracy import BLOCK, FLOAT32_FACTOR, RELATIVE, Expected, Judgement, expected
-from ..reference.attention import Gradients
+from ..reference.accuracy import Expected, Judgement, expected, judge_rope
+from ..reference.attention import Array
 from ..reference.samples import F32, Case, synthetic_cases
 
 ROPE_OFFSETS = (0, 100_000)
@@ -70,13 +71,13 @@ def run_checks(
     checks: list[Check] = []
     for case in synthetic_cases() if cases is None else cases:
         progress(f"{case.name}: the float64 reference")
-        right = expected(case.problem, case.q, case.k, case.v, case.d_o, **case.options)
+        right = _expected(case)
         exact = reference.forward(case.problem, case.q, case.k, case.v, **case.options)[1].astype(np.float32)
         # The step's own o goes with its own lse; without an o a kernel must find D for itself.
         inputs = ((case.lse_name, case.lse, case.o), ("exact lse", exact, None))
         found: list[Check] = []
         for name in ALGORITHMS if algorithm is None else (algorithm,):
-            bounds = chained(case, right) if ALGORITHMS[name].chained else right
+            bounds = _expected(case, chained=True) if ALGORITHMS[name].chained else right
             runs = []
             for given, lse, o in inputs:
                 progress(f"{case.name}: {name}, {given}")
@@ -89,7 +90,7 @@ def run_checks(
         if case.problem.head_dim % 2 == 0:
             for offset in ROPE_OFFSETS:
                 progress(f"{case.name}: rotary embedding from position {offset}")
-                found.append(_run_rope(case, device, right.gradients, offset))
+                found.append(_run_rope(case, device, right.outputs, offset))
         checks += found
     return checks
 
@@ -118,57 +119,28 @@ def _run(
             arrays["o"] = o
         if case.doc_start is not None:
             arrays["doc_start"] = np.broadcast_to(case.doc_start, case.q.shape[:2]).astype(np.uint32)
-        got = run_plan(chosen, arrays, case.scale)
+        got = run_plan(chosen, arrays, resolve_numbers(chosen.problem, case.scale, None))
     except UnservedProblemError as error:
         return _record(case, algorithm, given, "refused", reason="; ".join(error.reasons))
     except WgslAttentionError as error:
         return _record(case, algorithm, given, "fail", reason=str(error), variants=variants)
-    verdict = right.judge(Gradients(**got))
+    verdict = right.judge(got)
     status: Literal["pass", "fail"] = "pass" if verdict.ok else "fail"
     return _record(case, algorithm, given, status, judgements=verdict.judgements, variants=variants)
 
 
-def chained(case: Case, right: Expected) -> Expected:
-    """The bounds for the streaming kernel, whose contract is to add a key's terms to memory one after another.
-
-    There are q_len · group of them, where the rule's float32 computation sums in blocks of 64 queries: on normal noise of
-    1500 queries and a group of 4 that alone made d_k and d_v 3.0 times what the rule allows. So their bound is never below
-    what the same chain of float32 additions is off by, with the rule's own factor; d_q's is the rule's.
-    """
-    p, gradients, tolerances = case.problem, right.gradients, right.tolerances
-    q, k, v, d_o = (x.astype(np.float64) for x in (case.q, case.k, case.v, case.d_o))
-    scale = p.head_dim**-0.5 if case.scale is None else case.scale
-    lo, hi = reference.key_intervals(p, doc_start=case.doc_start)
-    lse = reference.forward(p, q, k, v, **case.options)[1]
-    chains = {"d_k": np.zeros(k.shape, np.float32), "d_v": np.zeros(v.shape, np.float32)}
-    for b, i in np.ndindex(p.batch, p.q_len):
-        seen = slice(lo[b, i], hi[b, i])
-        for h in range(p.heads if lo[b, i] < hi[b, i] else 0):
-            kv = h // p.group
-            probability = np.exp(scale * k[b, seen, kv] @ q[b, i, h] - lse[b, i, h])
-            d_p = v[b, seen, kv] @ d_o[b, i, h]
-            d_s = (scale * probability * (d_p - probability @ d_p)).astype(np.float32)
-            chains["d_k"][b, seen, kv] += d_s[:, None] * case.q[b, i, h]
-            chains["d_v"][b, seen, kv] += probability.astype(np.float32)[:, None] * case.d_o[b, i, h]
-    bounds = {"d_q": tolerances.d_q}
-    for name, chain in chains.items():
-        error, bound = np.abs(chain - getattr(gradients, name)).max(axis=3), getattr(tolerances, name)
-        allowed = np.zeros_like(bound)
-        for start in range(0, p.kv_len, BLOCK):
-            rows = slice(min(start, max(0, p.kv_len - BLOCK)), start + BLOCK)
-            allowed[:, start : start + BLOCK] = FLOAT32_FACTOR * error[:, rows].max(axis=1, keepdims=True)
-        bounds[name] = np.where(bound > 0, np.maximum(bound, allowed), 0.0)
-    return Expected(gradients=gradients, tolerances=Gradients(**bounds))
+def _expected(case: Case, *, chained: bool = False) -> Expected:
+    return expected(case.problem, case.q, case.k, case.v, case.d_o, chained=chained, **case.options)
 
 
-def _run_rope(case: Case, device: Device, gradients: Gradients, offset: int) -> Check:
+def _run_rope(case: Case, device: Device, gradients: Mapping[str, Array], offset: int) -> Check:
     """Both RoPE kernels, on the right d_q and d_k in float32."""
     judgements = []
     given = f"from {offset}"
     variants = ("rope_q_backward", "rope_k_backward")
     try:
         for tensor, name in (("q", "d_q"), ("k", "d_k")):
-            d_x = getattr(gradients, name).astype(np.float32)
+            d_x = gradients[name].astype(np.float32)
             batch, seq, heads, head_dim = d_x.shape
             buffer = device.storage(d_x, label=name)
             with device.guard("running rotary embedding backward"):
@@ -191,27 +163,3 @@ def _run_rope(case: Case, device: Device, gradients: Gradients, offset: int) -> 
         return _record(case, "rope", given, "fail", reason=str(error), variants=variants)
     status: Literal["pass", "fail"] = "pass" if all(j.ok for j in judgements) else "fail"
     return _record(case, "rope", given, status, judgements=tuple(judgements), variants=variants)
-
-
-def judge_rope(name: str, got: F32, d_x: F32, offset: int) -> Judgement:
-    """Rotary embedding by the rule of ``accuracy``, row by row: a rotation mixes only pairs, so rows need no blocks."""
-    right = reference.rope_backward(d_x, offset=offset)
-    single = reference.rope_backward(d_x, offset=offset, dtype=np.float32)
-    with np.errstate(invalid="ignore", over="ignore"):
-        difference = np.abs(got.astype(np.float64) - right)
-        allowed = FLOAT32_FACTOR * np.abs(single - right).max(axis=3) + RELATIVE * np.abs(right).max(axis=3)
-        error = difference.max(axis=3)
-        multiple = np.divide(error, allowed, out=np.where(error > 0, np.inf, 0.0), where=allowed > 0)
-        multiple = np.where(np.isfinite(got).all(axis=3), multiple, np.inf)
-        norm = float(np.linalg.norm(right))
-        relative = float(np.linalg.norm(difference)) / norm if norm else float(error.max())
-    batch, row, head = (int(n) for n in np.unravel_index(np.argmax(multiple), multiple.shape))
-    return Judgement(
-        name=name,
-        multiple=float(multiple[batch, row, head]),
-        relative_error=relative,
-        batch=batch,
-        head=head,
-        rows=(row, row + 1),
-        reason="" if np.isfinite(got[batch, row, head]).all() else "not finite",
-    )

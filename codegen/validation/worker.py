@@ -31,13 +31,12 @@ from ..kernels.variant import Variant
 from ..planning.execute import run_plan
 from ..planning.plan import Plan
 from ..planning.rope import rope_ratio
+from ..problem.scalars import resolve_numbers
 from ..profile import PROFILES, builtin_profile
 from ..reference import attention as reference
 from ..reference.accuracy import Verdict
-from ..reference.attention import Gradients
 from ..rendering.kernel_text import rendered
 from ..rendering.manifest import smallest_profile
-from ..selection.select import Selection
 from . import coverage as cases
 from .coverage import Run
 from .toolchains import LIMITS
@@ -193,10 +192,8 @@ class Worker:
 def run_recipe(device: Device, recipe: Recipe) -> Verdict:
     """Executes it on ``cases.inputs``; what it does not write stays NaN, which never passes."""
     problem = recipe.problem
-    selection = Selection(problem=problem, profile=device.profile, candidates=(recipe,), refusals=())
-    plan = Plan(selection, recipe, device)
-    found = run_plan(plan, cases.inputs(problem), before=np.nan)
-    return cases.right(problem).judge(Gradients(**found))
+    found = run_plan(Plan(recipe, device), cases.inputs(problem), resolve_numbers(problem, None, None), before=np.nan)
+    return cases.right(problem).judge(found)
 
 
 def run_rope(device: Device, variant: Variant) -> tuple[float, str]:

@@ -18,8 +18,7 @@ from wgsl_attention.problem.mask import Mask
 from wgsl_attention.problem.problem import GRADIENTS, Problem
 from wgsl_attention.reference import accuracy
 from wgsl_attention.reference import attention as reference
-from wgsl_attention.reference.attention import Gradients
-from wgsl_attention.selection.select import Selection
+from wgsl_attention.reference.attention import Outputs
 
 Array = np.ndarray[Any, Any]
 SENTINEL = np.float32(-12345.678)
@@ -56,44 +55,9 @@ class Inputs:
         return arrays if self.doc_start is None else {**arrays, "doc_start": self.doc_start}
 
     def expected(self, algorithm: str = "", lse: Array | None = None) -> accuracy.Expected:
-        """What is right, with the tolerance rule's bounds; ``lse`` only where it is not these rows' own on purpose.
-
-        The streaming contract adds a key's terms to memory one after another, q_len · group of them, where the rule's float32
-        computation sums in blocks of 64 queries. That alone is up to 2.1 times the rule's bounds for d_k and d_v (1025
-        queries, a group of 4; measured on normal noise), and more for longer sums. So that bound is, for streaming, never
-        below what the same float32 chain of additions is off by, with the rule's own factor; d_q's is the rule's.
-        """
-        expected = accuracy.expected(self.problem, self.q, self.k, self.v, self.d_o, lse=lse, **self.options)
-        if algorithm != "streaming":
-            return expected
-        bounds = {"d_q": expected.tolerances.d_q}
-        for name, chain in self._chains(lse).items():
-            error, bound = np.abs(chain - getattr(expected.gradients, name)).max(axis=3), getattr(expected.tolerances, name)
-            allowed = np.zeros_like(error)
-            for start in range(0, error.shape[1], accuracy.BLOCK):
-                rows = slice(min(start, max(0, error.shape[1] - accuracy.BLOCK)), start + accuracy.BLOCK)
-                allowed[:, start : start + accuracy.BLOCK] = accuracy.FLOAT32_FACTOR * error[:, rows].max(axis=1, keepdims=True)
-            bounds[name] = np.where(bound > 0, np.maximum(bound, allowed), 0.0)
-        return accuracy.Expected(gradients=expected.gradients, tolerances=Gradients(**bounds))
-
-    def _chains(self, lse: Array | None) -> dict[str, Array]:
-        """d_k and d_v by one float32 chain over the queries and, for each, the heads of the group."""
-        p = self.problem
-        q, k, v, d_o = (x.astype(np.float64) for x in (self.q, self.k, self.v, self.d_o))
-        scale = p.head_dim**-0.5 if self.scale is None else self.scale
-        lo, hi = reference.key_intervals(p, doc_start=self.doc_start)
-        lse = reference.forward(p, q, k, v, **self.options)[1] if lse is None else lse
-        found = {"d_k": np.zeros(k.shape, np.float32), "d_v": np.zeros(v.shape, np.float32)}
-        for b, i in np.ndindex(p.batch, p.q_len):
-            seen = slice(lo[b, i], hi[b, i])
-            for h in range(p.heads if hi[b, i] > lo[b, i] else 0):
-                kv = h // p.group
-                probability = np.exp(scale * k[b, seen, kv] @ q[b, i, h] - lse[b, i, h])
-                d_p = v[b, seen, kv] @ d_o[b, i, h]
-                d_s = scale * probability * (d_p - probability @ d_p)
-                for name, factor, row in (("d_k", d_s, self.q), ("d_v", probability, self.d_o)):
-                    found[name][b, seen, kv] += factor.astype(np.float32)[:, None] * row[b, i, h]
-        return found
+        """What is right, by the rule for an algorithm; ``lse`` only where it is not these rows' own on purpose."""
+        chained = algorithm == "streaming"
+        return accuracy.expected(self.problem, self.q, self.k, self.v, self.d_o, lse=lse, chained=chained, **self.options)
 
 
 def problem(mask: Mask, q_len: int, kv_len: int = 0, **sizes: Any) -> Problem:
@@ -161,11 +125,9 @@ class Run:
     before: Mapping[str, Array] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        problem = self.recipe.problem
-        selection = Selection(problem=problem, profile=self.device.profile, candidates=(self.recipe,), refusals=())
-        self.plan = Plan(selection, self.recipe, self.device)
+        self.plan = Plan(self.recipe, self.device)
 
-    def __call__(self, given: Inputs, padding: float | None = None) -> Gradients:
+    def __call__(self, given: Inputs, padding: float | None = None) -> Outputs:
         """The gradients. With ``padding``, every input buffer is 64 elements longer, and they hold that."""
         device, problem = self.device, self.recipe.problem
         buffers = {}
@@ -183,10 +145,8 @@ class Run:
         self.plan.record(encoder, buffers, given.scale)
         device.raw.queue.submit([encoder.finish()])
         assert problem.v_head_dim == problem.head_dim
-        return Gradients(
-            **{n: np.frombuffer(device.read(buffers[n]), np.float32)[: np.prod(s)].reshape(s) for n, s in shapes.items()}
-        )
+        return {n: np.frombuffer(device.read(buffers[n]), np.float32)[: np.prod(s)].reshape(s) for n, s in shapes.items()}
 
 
-def run(device: Device, recipe: Recipe, given: Inputs) -> Gradients:
+def run(device: Device, recipe: Recipe, given: Inputs) -> Outputs:
     return Run(device=device, recipe=recipe)(given)

@@ -23,8 +23,7 @@ from wgsl_attention.problem.mask import Mask
 from wgsl_attention.problem.problem import GRADIENTS, Problem
 from wgsl_attention.reference import accuracy
 from wgsl_attention.reference import attention as reference
-from wgsl_attention.reference.attention import Gradients
-from wgsl_attention.selection.select import Selection
+from wgsl_attention.reference.attention import Outputs
 
 from support.attention import SENTINEL, Array, documents
 
@@ -143,15 +142,13 @@ class Run:
         lacking = self.recipe.refusals(self.device.profile)
         if lacking:
             pytest.skip("; ".join(lacking))
-        p = self.recipe.problem
-        selection = Selection(problem=p, profile=self.device.profile, candidates=(self.recipe,), refusals=())
-        self.plan = Plan(selection, self.recipe, self.device)
+        self.plan = Plan(self.recipe, self.device)
         self.buffers: dict[str, Any] | None = None
         if self.scratch is not None:
             fills = {name: np.full(size // 4, self.scratch, np.float32) for name, size in self.plan.scratch.items()}
             self.buffers = {name: self.device.storage(fill, label=name) for name, fill in fills.items()}
 
-    def __call__(self, given: Call, padding: float | None = None) -> Gradients:
+    def __call__(self, given: Call, padding: float | None = None) -> Outputs:
         """The gradients. With ``padding``, every input buffer is 64 elements longer, and they hold that."""
         device, tail = self.device, np.full(0 if padding is None else 64, padding or 0, np.float32)
         buffers: dict[str, Any] = {}
@@ -165,10 +162,10 @@ class Run:
         self.plan.record(encoder, buffers, given.scale, scratch=self.buffers)
         device.raw.queue.submit([encoder.finish()])
         read = {name: np.frombuffer(device.read(buffers[name]), np.float32) for name in GRADIENTS}
-        return Gradients(**{name: x[: np.prod(given.shapes[name])].reshape(given.shapes[name]) for name, x in read.items()})
+        return {name: x[: np.prod(given.shapes[name])].reshape(given.shapes[name]) for name, x in read.items()}
 
 
-def check(device: Device, made: Recipe, given: Call, **own: Array) -> Gradients:
+def check(device: Device, made: Recipe, given: Call, **own: Array) -> Outputs:
     """The gradients, once they have passed the rule: every element is written, and what takes part in nothing is +0."""
     got = Run(device=device, recipe=made)(given)
     verdict = given.expected(**own).judge(got)
@@ -176,8 +173,8 @@ def check(device: Device, made: Recipe, given: Call, **own: Array) -> Gradients:
     return got
 
 
-def assert_same_bits(a: Gradients, b: Gradients, where: Mapping[str, Array] | None = None) -> None:
+def assert_same_bits(a: Outputs, b: Outputs, where: Mapping[str, Array] | None = None) -> None:
     """``where`` says in which rows, by the gradient's name."""
     for name in GRADIENTS:
-        x, y = (getattr(g, name) if where is None else getattr(g, name)[where[name]] for g in (a, b))
+        x, y = (g[name] if where is None else g[name][where[name]] for g in (a, b))
         assert x.tobytes() == y.tobytes(), f"{name}: {np.argwhere(x.view(np.uint32) != y.view(np.uint32))[:5].tolist()}"
