@@ -1,4 +1,4 @@
-"""What ``bench`` can time for a problem: recipes with labels, among them the reference's own kernels; and the work they do."""
+"""What ``bench`` can time for a problem: recipes with labels, among them the original's kernels; and the work they do."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from ..reference import attention as reference
 from ..selection import catalog
 from ..selection.select import ORDER, SOFTWARE_PARTS, select
 
-REFERENCE_MAX_SEQ = 1024
-REFERENCE = ("reference-short", "reference-streaming")
-NAMES = (*REFERENCE, *ORDER)
-"""What ``--algorithm`` takes, ``reference`` apart, which is the first two."""
+ORIGINAL_MAX_SEQ = 1024
+ORIGINAL = ("original-short", "original-streaming")
+"""The kernels of the hand-written file that the project started from, as they stand there."""
+NAMES = (*ORIGINAL, *ORDER)
+"""What ``--algorithm`` takes, ``original`` apart, which is the first two."""
 CAUSAL = Interval(hi_shift=1)
 DOCUMENTS = 8
 """Documents of a sequence, unless told otherwise."""
@@ -52,41 +53,41 @@ def contenders(
 ) -> list[Contender]:
     """The contenders for a problem on a device, in the order named; then one for each layout and each variant.
 
-    ``names`` are of ``NAMES``, or ``"reference"``; of the package's own algorithms the best ``candidates`` recipes each.
+    ``names`` are of ``NAMES``, or ``"original"``; of the package's own algorithms the best ``candidates`` recipes each.
     ``layouts`` are of ``tiles.LAYOUTS``, ``variants`` names of kernels: the best recipe that uses it. What the device
     cannot run is found out when it is prepared; what serves the problem nowhere has its reason here. Raises
     ``ArgumentError`` for unknown names.
     """
     found: list[Contender] = []
     for name in names:
-        if name == "reference":
-            found += [_reference(problem, each) for each in REFERENCE]
-        elif name in REFERENCE:
-            found.append(_reference(problem, name))
+        if name == "original":
+            found += [_original(problem, each) for each in ORIGINAL]
+        elif name in ORIGINAL:
+            found.append(_original(problem, name))
         elif name in ORDER:
             found += _selected(problem, profile, name, candidates, guard)
         else:
-            raise ArgumentError("--algorithm", repr(name), f"one of reference, {', '.join(NAMES)}")
+            raise ArgumentError("--algorithm", repr(name), f"one of original, {', '.join(NAMES)}")
     found += [layout_contender(problem, profile, layout, guard) for layout in layouts]
     found += [_with_variant(problem, profile, variant, guard) for variant in variants]
     return list({contender.label: contender for contender in found}.values())
 
 
-def _reference(problem: Problem, name: str) -> Contender:
-    """The reference file's configuration: 256 threads, MAX_SEQ 1024, head_dim up to 256, documents whatever the mask."""
+def _original(problem: Problem, name: str) -> Contender:
+    """The original's configuration: 256 threads, MAX_SEQ 1024, head_dim up to 256, documents whatever the mask."""
     label = name.replace("-", " ")
     shape: dict[str, Any] = {"wg": 256, "head_dim": MAX_HEAD_DIM, "at_most": True}
-    short = name == "reference-short"
+    short = name == "original-short"
     reason = (algorithms.short_refusal if short else algorithms.streaming_refusal)(problem)
     if not reason and not {"causal", "documents"} & set(algorithms.mask_modes(problem)):
-        reason = f"the reference has no mask but causal, and documents; not {problem.mask}"
-    if not reason and short and problem.kv_len > REFERENCE_MAX_SEQ:
-        reason = f"its MAX_SEQ is {REFERENCE_MAX_SEQ}"
+        reason = f"the original has no mask but causal, and documents; not {problem.mask}"
+    if not reason and short and problem.kv_len > ORIGINAL_MAX_SEQ:
+        reason = f"its MAX_SEQ is {ORIGINAL_MAX_SEQ}"
     if reason:
         return Contender(label=label, reason=reason)
     if not short:
         return Contender(label=label, recipe=algorithms.streaming(problem, AttentionBackward(mask="documents", **shape)))
-    main = AttentionBackwardShort(max_seq=REFERENCE_MAX_SEQ, mask="documents", **shape)
+    main = AttentionBackwardShort(max_seq=ORIGINAL_MAX_SEQ, mask="documents", **shape)
     recipe = algorithms.short(problem, main, AttentionBackwardShortDkdv(mask="causal", **shape))
     return Contender(label=label, recipe=recipe)
 
