@@ -17,11 +17,11 @@ from wgsl_attention import PROFILES, ArgumentError, Device, DeviceError, Mask, P
 from wgsl_attention.__main__ import main
 from wgsl_attention.algorithms.tiled_layouts import LAYOUTS
 from wgsl_attention.benchmarking import timing
+from wgsl_attention.benchmarking.bench import Report, Result, measure
 from wgsl_attention.benchmarking.contenders import NAMES, contenders, document_starts, operations, visible_pairs
 from wgsl_attention.benchmarking.pytorch import TorchRunner
 from wgsl_attention.benchmarking.timing import Timing, Workbench, race
-from wgsl_attention.cli import bench_plot
-from wgsl_attention.cli.bench_report import Report, Result
+from wgsl_attention.cli import plots
 from wgsl_attention.gpu.device import Pipeline
 from wgsl_attention.planning.plan import plan
 
@@ -144,9 +144,9 @@ def test_document_starts() -> None:
 # Who takes part
 
 
-def test_the_references_own_configuration() -> None:
-    found = {c.label: c for c in contenders(problem(Mask.causal()), PROFILES["workgroup-48k"], ["reference"])}
-    names = [v.name for label in ("reference short", "reference streaming") for v in found[label].recipe.variants]  # type: ignore[union-attr]
+def test_the_originals_configuration() -> None:
+    found = {c.label: c for c in contenders(problem(Mask.causal()), PROFILES["workgroup-48k"], ["original"])}
+    names = [v.name for label in ("original short", "original streaming") for v in found[label].recipe.variants]  # type: ignore[union-attr]
     assert names == [
         "attention_backward_short_wg256_maxseq1024_dmax256_documents",
         "attention_backward_short_dKdV_wg256_dmax256_causal",
@@ -165,8 +165,8 @@ def test_the_references_own_configuration() -> None:
     ],
     ids=str,
 )
-def test_where_the_reference_does_not_serve(p: Problem, reason: str) -> None:
-    (found,) = contenders(p, PROFILES["workgroup-48k"], ["reference-short"])
+def test_where_the_original_does_not_serve(p: Problem, reason: str) -> None:
+    (found,) = contenders(p, PROFILES["workgroup-48k"], ["original-short"])
     assert found.recipe is None and reason in found.reason
 
 
@@ -251,6 +251,19 @@ def test_record_pass() -> None:
     np.testing.assert_allclose(twice, 2 * np.frombuffer(once, np.float32), rtol=0, atol=1e-4)
 
 
+def test_measured_from_python() -> None:
+    told: list[str] = []
+    device = wgpu_device()
+    options: dict[str, Any] = {"rounds": 2, "warm_up": 0.0}
+    report = measure(device, problem(Mask.causal(), 24), layouts=["16k"], progress=told.append, **options)
+    (result,) = report.results
+    assert report.ok and result.label == "tiled 16k" and result.variants and len(result.timing.seconds) == 2
+    assert any("compiling tiled 16k" in line for line in told)
+    report = measure(device, problem(Mask.full(), 24), algorithms=["original-short", "short"], **options)
+    assert [result.status for result in report.results] == ["refused", "timed"]
+    assert report.ok and report.timed == report.results[1:] and report.timed[0].ratio == 1
+
+
 # The command
 
 
@@ -287,16 +300,16 @@ def test_json(capsys: Out, tmp_path: Path) -> None:
 def test_the_table(capsys: Out) -> None:
     skip_without("wgpu")
     shape = ["--seq", "20", "--heads", "2", "--head-dim", "8", "--window", "4", "0"]
-    which = ["--algorithm", "reference-short", "--algorithm", "streaming", "--kernels", "--checked"]
+    which = ["--algorithm", "original-short", "--algorithm", "streaming", "--kernels", "--checked"]
     assert main(["bench", "--backend", "wgpu", "--rounds", "1", *shape, *which]) == 0
     out = capsys.readouterr().out
     assert "length 20, heads 2, head_dim 8, window(4, 0)" in out and "  attention_backward " in out
-    assert "not served" in out and "reference short: short has no mask mode" in out
+    assert "not served" in out and "original short: short has no mask mode" in out
     assert max(map(len, out.splitlines())) <= 100 and "\x1b" not in out
 
 
 def test_several_shapes_and_documents(capsys: Out) -> None:
-    which = ["--algorithm", "streaming", "--algorithm", "reference-streaming", "--mask", "documents", "--document-length", "5"]
+    which = ["--algorithm", "streaming", "--algorithm", "original-streaming", "--mask", "documents", "--document-length", "5"]
     found = run_bench(capsys, "--shape", "20,2,2,8", "--shape", "40,2,2,8", *which)
     assert [shape["operations"] for shape in found["shapes"]] == [10 * 8 * 2 * count * 15 for count in (4, 8)]
     for shape in found["shapes"]:
@@ -304,7 +317,7 @@ def test_several_shapes_and_documents(capsys: Out) -> None:
 
 
 def test_nothing_that_serves_is_found_wanting(capsys: Out) -> None:
-    found = run_bench(capsys, "--shape", SHAPE, "--mask", "full", "--algorithm", "reference", status=1)
+    found = run_bench(capsys, "--shape", SHAPE, "--mask", "full", "--algorithm", "original", status=1)
     assert not found["ok"] and {c["status"] for c in found["shapes"][0]["contenders"]} == {"refused"}
 
 
@@ -361,11 +374,11 @@ def test_a_picture_of_many(tmp_path: Path) -> None:
         for i in range(14)
     )
     reports = [Report(problem=problem(Mask.causal()), operations=1e12, results=r) for r in (results, (), results[:1])]
-    bench_plot.plot(tmp_path / "a.svg", reports, "many")
+    plots.draw_bench(tmp_path / "a.svg", reports, "many")
     assert (tmp_path / "a.svg").stat().st_size > 10_000
-    bench_plot.plot(tmp_path / "b.png", [], "none")
+    plots.draw_bench(tmp_path / "b.png", [], "none")
     with pytest.raises(ArgumentError, match="--plot"):
-        bench_plot.plot(tmp_path / "no" / "a.png", reports, "nowhere")
+        plots.draw_bench(tmp_path / "no" / "a.png", reports, "nowhere")
 
 
 # PyTorch, where there is one

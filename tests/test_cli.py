@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import os
 import shutil
@@ -12,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import wgsl_attention
 from conftest import skip_without
-from wgsl_attention import __version__, generated
+from wgsl_attention import __version__, cli, generated
 from wgsl_attention.__main__ import main
-from wgsl_attention.cli import commands as cli
-from wgsl_attention.cli import gradcheck as cli_gradcheck
+from wgsl_attention.cli import generate, gradcheck
 from wgsl_attention.gpu import doctor
 from wgsl_attention.kernels.families import FAMILIES
 
@@ -39,7 +41,43 @@ def test_no_command_and_the_version(capsys: Out) -> None:
     assert __version__ in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", [command.name for command in cli.COMMANDS])
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_a_command_is_a_module(command: str) -> None:
+    module = cli.load(command)
+    assert module.__name__ == f"wgsl_attention.cli.{command}"  # type: ignore[attr-defined]
+    assert len(module.SUMMARY) <= 80 and module.SUMMARY[0].islower() and not module.SUMMARY.endswith(".")
+    assert list(inspect.signature(module.add_arguments).parameters) == ["parser"]
+    assert list(inspect.signature(module.run).parameters) == ["args"]
+
+
+def test_every_module_that_is_a_command_is_listed() -> None:
+    """A new verb is a module and its name in ``COMMANDS``; the other modules have nothing that a verb has."""
+    modules = {path.stem: f"wgsl_attention.cli.{path.stem}" for path in Path(cli.__file__).parent.glob("[!_]*.py")}
+    marks = ("SUMMARY", "add_arguments", "run")
+    verbs = {name for name, path in modules.items() if any(hasattr(importlib.import_module(path), mark) for mark in marks)}
+    assert verbs == set(cli.COMMANDS)
+
+
+def test_the_overview_has_every_command(capsys: Out) -> None:
+    assert main(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for command in cli.COMMANDS:
+        assert any(line.split() == [command, *cli.load(command).SUMMARY.split()] for line in lines), command
+
+
+def test_a_command_imports_no_other_and_nothing_slow() -> None:
+    program = (
+        "import sys; from wgsl_attention import cli; from wgsl_attention.__main__ import main; main(sys.argv[1:]);"
+        "print(*(m.removeprefix('wgsl_attention.cli.') for m in sys.modules if m.startswith('wgsl_attention.cli.')));"
+        "print(*({m.partition('.')[0] for m in sys.modules} & {'jinja2', 'wgpu', 'wgpudawn', 'matplotlib', 'torch', 'pandas'}))"
+    )
+    for arguments, loaded in ((["list", "--json"], {"list"}), (["--help"], set(cli.COMMANDS))):
+        done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=True)
+        *_, modules, slow = done.stdout.splitlines()
+        assert set(modules.split()) & set(cli.COMMANDS) == loaded and not slow
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
 def test_help(command: str, capsys: Out) -> None:
     assert main([command, "--help"]) == 0
     out = capsys.readouterr().out
@@ -50,6 +88,8 @@ def test_help(command: str, capsys: Out) -> None:
     ("arguments", "named"),
     [
         (["bogus"], "bogus"),
+        (["--bogus"], "bogus"),
+        (["list", "--bogus"], "See wgsl-attention list --help"),
         (["list", "--mask", "diagonal"], "diagonal"),
         (["list", "--kernel", "attention"], "attention"),
         (["show"], "NAME"),
@@ -63,9 +103,11 @@ def test_help(command: str, capsys: Out) -> None:
         (["show", "rope_q_backward_wg64", "--set", "wg=64"], "family"),
         (["explain", *SHAPE, "--mask", "full"], "--q-len"),
         (["explain", *SHAPE, "--q-len", "64"], "--mask"),
-        (["explain", *SHAPE, "--q-len", "0", "--mask", "full"], "q_len"),
+        (["explain", *SHAPE, "--q-len", "0", "--mask", "full"], "--q-len: got 0"),
         (["explain", *SHAPE, "--q-len", "64", "--window", "1"], "--window"),
         (["explain", *SHAPE, "--q-len", "64", "--window", "-3", "0"], "left"),
+        (["explain", *SHAPE, "--q-len", "64", "--window", "a", "0"], "--window: got 'a'; want a number or none"),
+        (["generate", "--check", "--out", __file__], "--out"),
         (["explain", *SHAPE, "--q-len", "64", "--mask", "full", "--profile", "toaster"], "webgpu-compat"),
         (
             ["explain", *SHAPE, "--q-len", "64", "--mask", "full", "--profile", "webgpu-compat", "--backend", "wgpu"],
@@ -217,7 +259,7 @@ def test_generate_check_finds_everything(copy: Path, capsys: Out) -> None:
     assert main(["generate", "--check", "--out", str(copy)]) == 1
     out = capsys.readouterr().out
     assert all(path in out for path in kinds) and f"wgsl-attention generate --out {copy}" in out
-    assert whole[cli.MAX_DIFF_LINES - 1] in out and f"and {len(whole) - cli.MAX_DIFF_LINES} more lines" in out
+    assert whole[generate.MAX_DIFF_LINES - 1] in out and f"and {len(whole) - generate.MAX_DIFF_LINES} more lines" in out
     assert orphan.exists(), "--check writes nothing"
     mended = run_json(capsys, "generate", "--out", str(copy))
     assert sorted(mended["changed"]) == sorted(kinds)
@@ -226,7 +268,7 @@ def test_generate_check_finds_everything(copy: Path, capsys: Out) -> None:
 
 def test_the_checkouts_own_drift_is_mended_by_make(copy: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
     (copy.rename(copy.parent / "generated") / "manifest.json").write_text("{}\n")
-    monkeypatch.setattr(cli, "checkout", lambda: copy.parent)
+    monkeypatch.setattr(generate, "checkout", lambda: copy.parent)
     assert main(["generate", "--check"]) == 1
     assert "make generate" in capsys.readouterr().out
     assert main(["generate"]) == 0
@@ -247,8 +289,8 @@ def test_generate_gives_the_same_bytes_twice(tmp_path: Path, capsys: Out) -> Non
 
 
 def test_generate_from_an_installed_package(tmp_path: Path, capsys: Out, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "checkout", lambda: None)
-    for arguments in ([], ["--check"], ["--out", str(Path(cli.__file__).parent / "generated")]):
+    monkeypatch.setattr(generate, "checkout", lambda: None)
+    for arguments in ([], ["--check"], ["--out", str(Path(wgsl_attention.__file__).parent / "generated")]):
         assert main(["generate", *arguments]) == 2
         assert "--out" in capsys.readouterr().err
     assert main(["generate", "--out", str(tmp_path / "fresh")]) == 0
@@ -302,9 +344,9 @@ def test_gradcheck_that_fails(tmp_path: Path, capsys: Out, monkeypatch: pytest.M
 
 
 def test_gradcheck_without_a_checkout_makes_its_own_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli_gradcheck, "checkout", lambda: None)
+    monkeypatch.setattr(gradcheck, "checkout", lambda: None)
     parsed: list[Any] = []
-    monkeypatch.setattr(cli_gradcheck, "_print_case", lambda *_: None)
+    monkeypatch.setattr(gradcheck, "_print_case", lambda *_: None)
     monkeypatch.setattr("wgsl_attention.validation.gradcheck.run_checks", lambda cases, **_: parsed.extend(cases) or [])
     skip_without("wgpu")
     main(["gradcheck", "--backend", "wgpu"])
@@ -317,8 +359,24 @@ def test_a_closed_pipe_is_no_traceback() -> None:
     assert (done.stdout, done.stderr) == ("[\n", "")
 
 
-def test_a_terminal_that_lacks_the_signs() -> None:
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
-    arguments = [sys.executable, "-m", "wgsl_attention", "list", "--kernel", "rope_k_backward"]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=False, env=environment)
-    assert done.returncode == 0 and "rope_k_backward_wg64" in done.stdout, done.stderr
+ASCII = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "COLUMNS": "80"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["list", "--kernel", "rope_k_backward"], ["show", "attention_dq"], *([command, "--help"] for command in cli.COMMANDS)],
+    ids=" ".join,
+)
+def test_a_terminal_that_lacks_the_signs(arguments: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-m", "wgsl_attention", *arguments], capture_output=True, check=False, env=ASCII)
+    assert (done.returncode, done.stderr) == (0, b"") and done.stdout.isascii() and arguments[-1].encode() in done.stdout
+
+
+def test_json_and_wgsl_lose_nothing_where_signs_are_lacking() -> None:
+    name = "attention_backward_wg256_d64_causal"
+    wgsl = generated.load(name).wgsl
+    assert not wgsl.isascii()
+    command = [sys.executable, "-m", "wgsl_attention", "show", name]
+    shown = subprocess.run([*command, "--json"], capture_output=True, check=True, env=ASCII).stdout
+    assert shown.isascii() and json.loads(shown)["wgsl"] == wgsl
+    assert subprocess.run([*command, "--wgsl"], capture_output=True, check=True, env=ASCII).stdout.decode() == wgsl

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.attention import SENTINEL, Array, wgpu_device
 from support.tiled_cases import Call, Run, assert_same_bits, call, check, problem, recipe
+from wgsl_attention import cli
 from wgsl_attention.algorithms.recipe import Recipe
-from wgsl_attention.cli.commands import COMMANDS
-from wgsl_attention.cli.common import problem_of
+from wgsl_attention.cli.problems import problem_of
 from wgsl_attention.errors import ArgumentError, GpuBufferError, UnservedProblemError
 from wgsl_attention.gpu.device import Device
 from wgsl_attention.kernels.facts import Binding
@@ -500,7 +500,7 @@ def test_gradcheck_proves_strides(wgpu: Device) -> None:
 @pytest.mark.parametrize("command", ["explain", "bench", "gradcheck", "tune"])
 def test_commands_take_strides(command: str) -> None:
     parser = argparse.ArgumentParser()
-    next(each for each in COMMANDS if each.name == command).add_arguments(parser)
+    cli.load(command).add_arguments(parser)
     for text, want in (("heads-first", Problem.heads_first), ("packed", lambda p: p.packed(*QKV).packed(*D_QKV))):
         args = parser.parse_args(["--seq", "64", "--heads", "4", "--head-dim", "64", "--mask", "causal", "--strides", text])
         plain = problem_of(argparse.Namespace(**{**vars(args), "strides": None}))

@@ -22,6 +22,7 @@ from wgsl_attention import PROFILES, Choice, Mask, Measurement, Problem
 from wgsl_attention.__main__ import main
 from wgsl_attention.algorithms.tiled_space import SOFTWARE_PARTS
 from wgsl_attention.benchmarking.timing import Workbench, race
+from wgsl_attention.cli.plots import draw_tuning
 from wgsl_attention.gpu.device import Device, open_device
 from wgsl_attention.kernels import families
 from wgsl_attention.kernels.tiled_products import AttentionDq
@@ -453,6 +454,25 @@ def test_the_command_reports(gpu: Device, tmp_path: Path, capsys: Out) -> None:
     assert {f.name for f in dataclasses.fields(Measurement)} == set(report["measurements"][0])
 
 
+def test_a_picture_has_every_parameter_that_was_varied(tmp_path: Path) -> None:
+    """Kernels and parameters come from the records: one that is new is drawn without a word about it anywhere."""
+    pytest.importorskip("matplotlib")
+    varied = {"dq.rows": (32, 64), "woven.threads": (8, 16), "woven.folded": (False, True), "budget": (1 << 20, 1 << 22)}
+    records = [
+        replace(measurement(), params={"dq.cols": 7, **{name: pair[i] for name, pair in varied.items()}}, score=1.0 + i)
+        for i in (0, 1)
+    ]
+    other = replace(measurement(), problem="y", params={"main.wg": 64}, score=0.5)
+    draw_tuning(tmp_path / "a.svg", [*records, other], "new")
+    drawn = (tmp_path / "a.svg").read_text()
+    labels = ["dq", "woven", "rows 32", "rows 64", "threads 8", "folded true", "budget 1 Mi", "budget 4 Mi"]
+    assert [label for label in labels if f"{label} -->" not in drawn] == []
+    assert "cols 7" not in drawn and "wg 64" not in drawn  # always the same
+    draw_tuning(tmp_path / "b.svg", [], "none")
+    with pytest.raises(wa.ArgumentError, match="--plot"):
+        draw_tuning(tmp_path / "no" / "a.svg", [], "nowhere")
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -461,12 +481,12 @@ def test_the_command_reports(gpu: Device, tmp_path: Path, capsys: Out) -> None:
         (["--budget", "nan"], "budget: got nan"),
         (["--shape", "1,2"], "--shape"),
         (["--plot", "it.txt"], "--plot"),
-        (["--merge", "none.json"], "none.json cannot be read"),
+        (["--merge", "none.json"], "--merge: got none.json"),
     ],
 )
 def test_wrong_use(arguments: list[str], told: str, tmp_path: Path, capsys: Out) -> None:
     skip_without("wgpu")
-    assert main(["tune", *arguments, "--table", str(tmp_path / "t.json")]) == (1 if "--merge" in arguments else 2)
+    assert main(["tune", *arguments, "--table", str(tmp_path / "t.json")]) == 2
     assert told in capsys.readouterr().err
     assert main(["tune"]) == 2  # tuning is off in these tests, so there is no table to write
     assert "--table" in capsys.readouterr().err

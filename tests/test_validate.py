@@ -3,7 +3,6 @@ hangs is a line in the report. Columns whose compiler or driver is not there are
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -12,14 +11,13 @@ from pathlib import Path
 
 import pytest
 from support.breakage import BREAKAGES
+from wgsl_attention.__main__ import main
 from wgsl_attention.cli import validate
 from wgsl_attention.errors import ArgumentError
 from wgsl_attention.kernels.facts import Binding, RenderedVariant
 from wgsl_attention.rendering import manifest
 from wgsl_attention.selection import catalog
-from wgsl_attention.validation import coverage as cases
-from wgsl_attention.validation import matrix as validate_matrix
-from wgsl_attention.validation import toolchains
+from wgsl_attention.validation import coverage, matrix, toolchains
 from wgsl_attention.validation.report import DEFAULT_PROFILES, Report
 from wgsl_attention.validation.toolchains import Column
 
@@ -36,8 +34,8 @@ def column(compiler: str, driver: str) -> Column:
 
 def validated(variants: list[RenderedVariant], where: Column, *, execute: bool = False, timeout: float = 60.0) -> Report:
     names = [variant.name for variant in variants]
-    runs = cases.runs(names, brief=True)[0] if execute else ()
-    report = validate_matrix.validate(variants, [where], runs=runs, brief_runs=runs, executed=execute, timeout=timeout)
+    runs = coverage.runs(names, brief=True)[0] if execute else ()
+    report = matrix.validate(variants, [where], runs=runs, brief_runs=runs, executed=execute, timeout=timeout)
     if where.name in report.missing:
         pytest.skip(f"{where.name}: {report.missing[where.name]}")
     return report
@@ -121,7 +119,7 @@ def fake(behaviour: str) -> Column:
 )
 def test_a_worker_that_dies_is_a_line_and_not_the_end(behaviour: str, status: str, message: str) -> None:
     names = [name for name in manifest.entries() if name.startswith("attention_backward_wg128")]
-    report = validate_matrix.validate([manifest.load(name) for name in names], [fake(behaviour)], timeout=1.0)
+    report = matrix.validate([manifest.load(name) for name in names], [fake(behaviour)], timeout=1.0)
     found = {name: row.compiles["naga on gpu"] for name, row in report.rows.items()}
     assert [name for name, outcome in found.items() if outcome.status != "pipeline"] == [
         "attention_backward_wg128_dmax256_causal"
@@ -138,37 +136,37 @@ def test_a_crash_is_tried_again_in_a_process_of_its_own(tmp_path: Path) -> None:
     names = [name for name in manifest.entries() if name.startswith("attention_backward_wg128")]
     names.remove("attention_backward_wg128_dmax256_causal")
     names.insert(1, "attention_backward_wg128_dmax256_causal")
-    report = validate_matrix.validate([manifest.load(name) for name in names], [fake(behaviour)], timeout=10.0)
+    report = matrix.validate([manifest.load(name) for name in names], [fake(behaviour)], timeout=10.0)
     assert mark.exists() and report.faults() == []
 
 
 def test_an_excluded_variant_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    excluded = validate_matrix.Exclusion(pattern="*wg128*causal", column="naga on gpu", reason="takes an hour")
-    monkeypatch.setattr(validate_matrix, "EXCLUDED", (excluded,))
+    excluded = matrix.Exclusion(pattern="*wg128*causal", column="naga on gpu", reason="takes an hour")
+    monkeypatch.setattr(matrix, "EXCLUDED", (excluded,))
     name = "attention_backward_wg128_dmax256_causal"
-    report = validate_matrix.validate([manifest.load(name)], [fake("os._exit(1)")])
+    report = matrix.validate([manifest.load(name)], [fake("os._exit(1)")])
     assert report.rows[name].compiles["naga on gpu"].status == "excluded" and report.faults() == []
 
 
 def test_exclusions_are_few_and_name_something() -> None:
-    assert len(validate_matrix.EXCLUDED) <= 10
-    for exclusion in validate_matrix.EXCLUDED:
+    assert len(matrix.EXCLUDED) <= 10
+    for exclusion in matrix.EXCLUDED:
         assert validate.choose([exclusion.pattern], quick=False) and exclusion.reason
         assert exclusion.column in {c.name for c in toolchains.columns()}
 
 
 def test_no_compiler_at_all_is_a_fault() -> None:
     broken = Column(compiler="tint", driver="swiftshader", missing="apt install chromium")
-    report = validate_matrix.validate([manifest.load(CAUSAL)], [broken])
+    report = matrix.validate([manifest.load(CAUSAL)], [broken])
     assert report.missing == {"tint on swiftshader": "apt install chromium"}
     assert report.faults() == ["no compiler is there to validate with"]
 
 
 @pytest.mark.parametrize("brief", [False, True])
 def test_every_variant_has_a_run_for_every_mask_it_serves(brief: bool) -> None:
-    runs, missing = cases.runs(catalog.checked_in(), brief=brief)
+    runs, missing = coverage.runs(catalog.checked_in(), brief=brief)
     assert missing == {}
-    alone = [cases.runs([name], brief=brief)[0] for name in catalog.checked_in()]
+    alone = [coverage.runs([name], brief=brief)[0] for name in catalog.checked_in()]
     assert all(
         found and {run.proves[0][0] for run in found} == {name} for name, found in zip(catalog.checked_in(), alone, strict=True)
     )
@@ -183,14 +181,14 @@ def test_every_variant_has_a_run_for_every_mask_it_serves(brief: bool) -> None:
 
 
 def test_a_variant_that_no_problem_reaches_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cases, "ALGORITHMS", {})
-    cases.recipes.cache_clear()
+    monkeypatch.setattr(coverage, "ALGORITHMS", {})
+    coverage.recipes.cache_clear()
     try:
-        runs, missing = cases.runs([CAUSAL])
+        runs, missing = coverage.runs([CAUSAL])
     finally:
-        cases.recipes.cache_clear()
+        coverage.recipes.cache_clear()
     assert runs == () and CAUSAL in missing
-    report = validate_matrix.validate([manifest.load(CAUSAL)], [fake("pass")], not_run=missing, executed=True)
+    report = matrix.validate([manifest.load(CAUSAL)], [fake("pass")], not_run=missing, executed=True)
     assert any("not run" in fault for fault in report.faults())
 
 
@@ -215,20 +213,19 @@ def test_patterns() -> None:
         validate.choose(["rope", "no_such"], quick=False)
 
 
-def command(*argv: str) -> int:
-    parser = argparse.ArgumentParser()
-    validate.add_arguments(parser)
-    return validate.run(parser.parse_args(argv))
-
-
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command("--only", "no_such_variant") == 2
-    assert command("--static", "--jobs", "0") == 2
-    assert "no_such_variant" in capsys.readouterr().err
-    assert command("--static") == 0
-    assert CAUSAL in capsys.readouterr().out
+    for arguments, told in (
+        (["--only", "no_such_variant"], "--only: got 'no_such_variant'"),
+        (["--static", "--jobs", "0"], "--jobs: got 0"),
+        (["--static", "--timeout", "nan"], "--timeout: got nan"),
+    ):
+        assert main(["validate", *arguments]) == 2
+        assert capsys.readouterr().err.startswith(f"wgsl-attention validate: {told}")
+    assert main(["validate", "--static"]) == 0
+    out = capsys.readouterr().out
+    assert CAUSAL in out and "no faults in" in out and "\x1b" not in out
     column("tint", "none")
-    assert command("--compiler", "tint", "--driver", "none", "--only", CAUSAL, "--json") == 0
+    assert main(["validate", "--compiler", "tint", "--driver", "none", "--only", CAUSAL, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] and report["variants"][CAUSAL]["compiles"]["tint, no driver"]["status"] == "pipeline"
     assert report["variants"][CAUSAL]["workgroup_bytes"] == {"declared": 8704, "counted": 8704}
@@ -260,5 +257,5 @@ def test_a_driver_that_is_not_there_is_left_out() -> None:
         command=(sys.executable, "-m", "wgsl_attention.validation.worker", "wgpu", "llvmpipe", "default"),
         environment={"VK_DRIVER_FILES": os.devnull, "VK_ADD_DRIVER_FILES": "", "__EGL_VENDOR_LIBRARY_FILENAMES": os.devnull},
     )
-    report = validate_matrix.validate([manifest.load(CAUSAL)], [nothing])
+    report = matrix.validate([manifest.load(CAUSAL)], [nothing])
     assert report.missing["naga on llvmpipe"] and report.devices == {}

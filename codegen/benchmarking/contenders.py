@@ -1,4 +1,4 @@
-"""What ``bench`` can time for a problem: recipes with labels, among them the reference's own kernels; and the work they do."""
+"""What ``bench`` can time for a problem: recipes with labels, among them the original's kernels; and the work they do."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from ..reference import attention as reference
 from ..selection import catalog
 from ..selection.select import select
 
-REFERENCE_MAX_SEQ = 1024
-REFERENCE = ("reference-short", "reference-streaming")
-NAMES = (*REFERENCE, *ALGORITHMS)
-"""What ``--algorithm`` takes, ``reference`` apart, which is the first two."""
+ORIGINAL_MAX_SEQ = 1024
+ORIGINAL = ("original-short", "original-streaming")
+NAMES = (*ORIGINAL, *ALGORITHMS)
+"""What ``--algorithm`` takes, ``original`` apart, which is the first two."""
 CAUSAL = Interval(hi_shift=1)
 DOCUMENTS = 8
 """Documents of a sequence, unless told otherwise."""
@@ -56,41 +56,41 @@ def contenders(
 ) -> list[Contender]:
     """The contenders for a problem on a device, in the order named; then one for each layout and each variant.
 
-    ``names`` are of ``NAMES``, or ``"reference"``; of the package's own algorithms the best ``candidates`` recipes each.
+    ``names`` are of ``NAMES``, or ``"original"``; of the package's own algorithms the best ``candidates`` recipes each.
     ``layouts`` are of ``tiled_layouts.LAYOUTS``, ``variants`` names of kernels: the best recipe that uses it. What the device
     cannot run is found out when it is prepared; what serves the problem nowhere has its reason here. Raises
     ``ArgumentError`` for unknown names.
     """
     found: list[Contender] = []
     for name in names:
-        if name == "reference":
-            found += [_reference(problem, profile, each) for each in REFERENCE]
-        elif name in REFERENCE:
-            found.append(_reference(problem, profile, name))
+        if name == "original":
+            found += [_original(problem, profile, each) for each in ORIGINAL]
+        elif name in ORIGINAL:
+            found.append(_original(problem, profile, name))
         elif name in ALGORITHMS:
             found += _selected(problem, profile, name, candidates, guard)
         else:
-            raise ArgumentError("--algorithm", repr(name), f"one of reference, {', '.join(NAMES)}")
+            raise ArgumentError("--algorithm", repr(name), f"one of original, {', '.join(NAMES)}")
     found += [layout_contender(problem, profile, layout, guard) for layout in layouts]
     found += [_with_variant(problem, profile, variant, guard) for variant in variants]
     return list({contender.label: contender for contender in found}.values())
 
 
-def _reference(problem: Problem, profile: DeviceProfile, name: str) -> Contender:
-    """The reference file's configuration: 256 threads, MAX_SEQ 1024, head_dim up to 256, documents whatever the mask."""
+def _original(problem: Problem, profile: DeviceProfile, name: str) -> Contender:
+    """The original's configuration: 256 threads, MAX_SEQ 1024, head_dim up to 256, documents whatever the mask."""
     label = name.replace("-", " ")
     shape: dict[str, Any] = {"wg": 256, "head_dim": MAX_HEAD_DIM, "at_most": True}
-    algorithm: Algorithm = Short() if name == "reference-short" else Streaming()
+    algorithm: Algorithm = Short() if name == "original-short" else Streaming()
     reason = algorithm.refusal(problem)
     if not reason and not {"causal", "documents"} & set(mask_modes(problem)):
-        reason = f"the reference has no mask but causal, and documents; not {problem.mask}"
-    if not reason and isinstance(algorithm, Short) and problem.kv_len > REFERENCE_MAX_SEQ:
-        reason = f"its MAX_SEQ is {REFERENCE_MAX_SEQ}"
+        reason = f"the original has no mask but causal, and documents; not {problem.mask}"
+    if not reason and isinstance(algorithm, Short) and problem.kv_len > ORIGINAL_MAX_SEQ:
+        reason = f"its MAX_SEQ is {ORIGINAL_MAX_SEQ}"
     if reason:
         return Contender(label=label, reason=reason)
     kernels: tuple[Variant, ...] = (AttentionBackward(mask="documents", **shape),)
     if isinstance(algorithm, Short):
-        main = AttentionBackwardShort(max_seq=REFERENCE_MAX_SEQ, mask="documents", **shape)
+        main = AttentionBackwardShort(max_seq=ORIGINAL_MAX_SEQ, mask="documents", **shape)
         kernels = (main, AttentionBackwardShortDkdv(mask="causal", **shape))
     return Contender(label=label, recipe=Choice(algorithm=algorithm.name, kernels=kernels).recipe(problem, profile))
 

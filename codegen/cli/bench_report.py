@@ -1,51 +1,15 @@
-"""What ``bench`` found: results as plain records, their table and their JSON."""
+"""What ``bench`` found, as a table for people and as JSON for scripts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from ..benchmarking.timing import Timing
-from ..problem.problem import Problem
+from ..benchmarking.bench import Report
 from .common import table
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """One contender at one problem. ``status`` is ``"timed"``, ``"refused"`` (it does not serve the problem) or ``"failed"``.
-
-    ``tflops`` counts what the mask shows (``contenders.operations``); ``ratio`` is its speed over that of the first
-    contender that was timed. ``unchecked`` says that its kernels ran without the compiler's bounds checks.
-    """
-
-    label: str
-    status: str
-    timing: Timing
-    tflops: float = 0.0
-    ratio: float = 0.0
-    variants: tuple[str, ...] = ()
-    unchecked: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """All contenders at one problem, in the order asked for."""
-
-    problem: Problem
-    operations: float
-    results: tuple[Result, ...]
-
-    @property
-    def timed(self) -> tuple[Result, ...]:
-        return tuple(result for result in self.results if result.status == "timed")
-
-    @property
-    def ok(self) -> bool:
-        return bool(self.timed) and all(result.status != "failed" for result in self.results)
 
 
 def speed_unit(reports: Iterable[Report]) -> tuple[float, str]:
@@ -70,9 +34,11 @@ def print_report(out: Console, report: Report) -> None:
         for kernel, seconds in result.timing.kernels.items():
             rows.add_row(f"  {kernel}", _ms(seconds), style="dim")
     out.print(rows)
-    for result in report.results:
-        if result.status != "timed":
-            out.print(f"\n{result.label}: {result.timing.reason}", style="red" if result.status == "failed" else "yellow")
+    untimed = [result for result in report.results if result.status != "timed"]
+    if untimed:
+        out.print()
+    for result in untimed:
+        out.print(f"{result.label}: {result.timing.reason}", style="red" if result.status == "failed" else "yellow")
 
 
 def _ms(seconds: float) -> str:

@@ -14,25 +14,14 @@ from rich.text import Text
 
 from ..errors import ArgumentError
 from ..problem.mask import Mask
-from .common import (
-    add_device_arguments,
-    add_json_argument,
-    add_problem_arguments,
-    checkout,
-    console,
-    has_shape,
-    mask_of,
-    print_json,
-    problem_of,
-    progress,
-    table,
-    with_strides,
-)
+from .common import add_device_arguments, add_json_argument, checkout, console, print_json, progress, table
+from .problems import add_problem_arguments, has_shape, mask_of, problem_of, with_strides
 
 if TYPE_CHECKING:
     from ..reference.samples import Case
     from ..validation.gradcheck import Check
 
+SUMMARY = "prove the gradients on this machine's GPU"
 REAL_STEP = Path("tests", "data", "real_step.npz")
 _STATUS = {
     "pass": ("pass", "green"),
@@ -42,14 +31,14 @@ _STATUS = {
 }
 
 
-def add_gradcheck_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Run the backward pass on this machine's GPU with every algorithm that serves it, and compare the gradients with "
         "float64. What is checked: a file with --data, one random problem where a shape is given, and otherwise, in a source "
         "checkout, a captured training step, elsewhere a set of random problems of every mask. Exits with 1 if any fails."
     )
     parser.epilog = (
-        "A gradient passes where max|g − r| ≤ 3·max|b − r| + 2⁻²²·max|r| in every 64 rows of every head: r is\n"
+        "A gradient passes where max|g − r| ≤ 3·max|b − r| + 2⁻²²·max|r| in every 64 rows of every head: r is "
         "float64's, b NumPy's in float32.\n\n"
         "For example:\n"
         "  wgsl-attention gradcheck\n"
@@ -67,12 +56,11 @@ def add_gradcheck_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--synthetic", action="store_true", help="the set of random problems, in a source checkout too")
     what.add_argument("--algorithm", metavar="NAME", help="this algorithm only")
     add_problem_arguments(parser)
-    device = parser.add_argument_group("device")
-    add_device_arguments(device)
+    add_device_arguments(parser)
     add_json_argument(parser)
 
 
-def run_gradcheck(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> int:
     from ..gpu.device import open_device
     from ..validation.gradcheck import run_checks
 
@@ -176,8 +164,8 @@ def _add_row(rows: Table, check: Check, names: Iterable[str]) -> None:
         cells.append(Text(f"{found[name].multiple:.2f}", style="bold red" if bad else ""))
     if check.status == "baseline":
         rows.add_section()
-    label, given = (check.algorithm, check.given) if check.status != "baseline" else (check.algorithm, "float32")
-    rows.add_row(label, given, *cells, Text(word, style=style), style="dim" if check.status == "baseline" else "")
+    given = check.given if check.status != "baseline" else "float32"
+    rows.add_row(check.algorithm, given, *cells, Text(word, style=style), style="dim" if check.status == "baseline" else "")
 
 
 def _print_end(out: Console, checks: list[Check]) -> None:

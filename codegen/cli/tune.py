@@ -1,4 +1,4 @@
-"""The command tune: tunes problems on this machine's GPU, and shows, merges and draws tuning tables."""
+"""The command tune: tunes problems on this machine's GPU, and shows, merges and plots tuning tables."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from rich.text import Text
 
 from ..algorithms import ALGORITHMS
 from ..errors import ArgumentError
-from ..selection import tables as tuning
+from ..selection import tables
 from ..selection.table_files import VARIABLE, user_table
-from ..selection.tables import Table
-from ..tuning import journal as tune_log
+from ..tuning import journal
 from ..tuning.search import Status
 from ..tuning.tuner import BUDGET, PRESETS, Tuner, merge_files
-from .bench import SHAPES, SOFTWARE_SHAPES, problems_of
-from .common import add_device_arguments, add_json_argument, add_problem_arguments, console, has_shape, mask_of, with_strides
-from .tune_report import print_outcomes, print_rows
+from .common import add_device_arguments, add_json_argument, console
+from .plots import check_plot, draw_tuning
+from .problems import add_measured_problem_arguments, mask_of, measured_problems, usual_problems, with_strides
+from .tune_report import all_tuned, print_outcomes, print_rows
 
+SUMMARY = "find this GPU's fastest kernels for given problems and keep them in a table"
 INTERRUPTED = 130
 
 
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "time counts. Ctrl-C keeps what was measured. Exits with 1 where a problem could not be tuned."
     )
     parser.epilog = (
-        "A row of the table serves lengths, heads and windows near its own: they are rounded to powers of two, and the\n"
+        "A row of the table serves lengths, heads and windows near its own: they are rounded to powers of two, and the "
         "nearest row within a factor of four counts. Rows fall back from the device to its architecture and vendor.\n\n"
         "For example:\n"
         "  wgsl-attention tune\n"
@@ -48,15 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     what = parser.add_argument_group("what")
     what.add_argument("preset", nargs="*", metavar="PRESET", help=f"problems of a kind of model: {', '.join(PRESETS)}")
-    what.add_argument(
-        "--shape",
-        action="append",
-        metavar="SEQ,HEADS,KV_HEADS,HEAD_DIM",
-        help="may be repeated; default: five shapes of training, or two small ones on a software adapter",
-    )
-    add_problem_arguments(parser)
-    what.add_argument("--given", choices=("o", "delta", "none"), default="o", help="what the caller has; default: o")
     what.add_argument("--algorithm", choices=tuple(ALGORITHMS), metavar="NAME", help=f"only this one: {', '.join(ALGORITHMS)}")
+    add_measured_problem_arguments(parser, what)
     how = parser.add_argument_group("how")
     how.add_argument(
         "--budget", type=float, default=BUDGET, metavar="SECONDS", help=f"for all problems together; default: {BUDGET:g}"
@@ -67,13 +61,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="time every kernel without the compiler's bounds checks, for kernels that are to be checked in",
     )
-    add_device_arguments(how)
     table = parser.add_argument_group("table")
     table.add_argument("--table", type=Path, metavar="FILE.json", help=f"the table; default: yours (or {VARIABLE})")
-    table.add_argument("--merge", nargs="+", type=Path, metavar="FILE.json", help="take these tables' rows into it, and stop")
+    table.add_argument(
+        "--merge", nargs="+", default=[], type=Path, metavar="FILE.json", help="take their rows into it, and stop"
+    )
     table.add_argument("--show", action="store_true", help="print its rows, and whether each still holds, and stop")
     table.add_argument("--plot", type=Path, metavar="FILE.png", help="draw what was measured (with --show: what the log holds)")
-    add_json_argument(how)
+    add_device_arguments(parser)
+    add_json_argument(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,10 +77,11 @@ def run(args: argparse.Namespace) -> int:
     if table is None:
         raise ArgumentError("--table", f"nothing, and {VARIABLE} is empty", "--table FILE.json")
     if args.plot is not None:
-        from .bench_plot import check
-
-        check(args.plot)
+        check_plot(args.plot)
     if args.merge or args.show:
+        for path in args.merge:
+            if not path.is_file():
+                raise ArgumentError("--merge", path, "tables that are there")
         if args.merge:
             merge_files(args.merge, table)
         return _show(args, table)
@@ -97,10 +94,10 @@ def log_of(table: Path) -> Path:
 
 
 def _show(args: argparse.Namespace, path: Path) -> int:
-    found = tuning.load(path) if path.exists() else Table()
+    found = tables.load(path) if path.exists() else tables.EMPTY
     ok = print_rows(console(), found, path, as_json=args.json)
     if args.plot is not None:
-        _plot(args, tune_log.read(log_of(path)), f"Tuning, {path.name}")
+        _plot(args, journal.read(log_of(path)), f"Tuning, {path.name}")
     return 0 if ok else 1
 
 
@@ -111,14 +108,15 @@ def _tune(args: argparse.Namespace, path: Path) -> int:
         if preset not in PRESETS:
             raise ArgumentError("PRESET", repr(preset), f"one of {', '.join(PRESETS)}")
     problems = [with_strides(problem, args.strides) for preset in args.preset for problem in PRESETS[preset]]
+    asked = measured_problems(args)
     tuner: Tuner | None = None
     try:
         with _progress(args.budget, args.json) as tell, open_device(args.backend, args.adapter) as device:
             profile = device.profile
-            if not problems or args.shape or has_shape(args) or mask_of(args):
-                problems += problems_of(args, SOFTWARE_SHAPES if profile.software else SHAPES)
+            if not asked and (not problems or mask_of(args)):
+                asked = usual_problems(args, profile)
             tuner = Tuner(
-                problems,
+                [*problems, *asked],
                 device,
                 budget=args.budget,
                 log=log_of(path),
@@ -134,7 +132,7 @@ def _tune(args: argparse.Namespace, path: Path) -> int:
             _report(args, tuner, f"{profile.name}, {profile.backend}", path)
     if tuner.interrupted:
         return INTERRUPTED
-    return 0 if all(outcome.best is not None and not outcome.reason for outcome in tuner.outcomes) else 1
+    return 0 if all_tuned(tuner) else 1
 
 
 def _report(args: argparse.Namespace, tuner: Tuner, device: str, path: Path) -> None:
@@ -143,10 +141,8 @@ def _report(args: argparse.Namespace, tuner: Tuner, device: str, path: Path) -> 
         _plot(args, tuner.measurements, f"Tuning on {device}")
 
 
-def _plot(args: argparse.Namespace, measurements: list[tune_log.Measurement], title: str) -> None:
-    from .tune_plot import plot
-
-    plot(args.plot, measurements, title)
+def _plot(args: argparse.Namespace, measurements: list[journal.Measurement], title: str) -> None:
+    draw_tuning(args.plot, measurements, title)
     if not args.json:
         console().print(f"\nDrawn in {args.plot}", soft_wrap=True)
 

@@ -16,7 +16,12 @@ from ..selection.tables import Row, Table
 from ..tuning.journal import Measurement
 from ..tuning.search import Outcome
 from ..tuning.tuner import Tuner
-from .common import print_json, table
+from .common import counted, print_json, table
+
+
+def all_tuned(tuner: Tuner) -> bool:
+    """Whether every problem that was come to is tuned."""
+    return all(outcome.best is not None and not outcome.reason for outcome in tuner.outcomes)
 
 
 def print_outcomes(out: Console, tuner: Tuner, device: str, path: Path, log: Path, *, as_json: bool) -> None:
@@ -25,7 +30,7 @@ def print_outcomes(out: Console, tuner: Tuner, device: str, path: Path, log: Pat
     if as_json:
         print_json(
             {
-                "ok": all(outcome.best is not None and not outcome.reason for outcome in outcomes),
+                "ok": all_tuned(tuner),
                 "interrupted": tuner.interrupted,
                 "device": device,
                 "table": str(path),
@@ -97,7 +102,7 @@ def print_rows(out: Console, found: Table, path: Path, *, as_json: bool) -> bool
         rows = [{**row.as_json(), "fault": why} for row, why in zip(found.rows, faults, strict=True)]
         print_json({"table": str(path), "rows": rows, "faults": list(found.faults)})
         return not any(faults) and not found.faults
-    out.print(Text(f"{path}: {len(found.rows) or 'no'} row{'' if len(found.rows) == 1 else 's'}", style="bold"), soft_wrap=True)
+    out.print(Text(f"{path}: {counted(len(found.rows), 'row')}", style="bold"), soft_wrap=True)
     shown = table(out, "device", "serves problems near", ">time", ">default", ">next", "measured", "")
     for row, why in zip(found.rows, faults, strict=True):
         measured = " ".join(str(row.measured.get(name, "")) for name in ("date", "package", "driver")).strip()

@@ -1,4 +1,4 @@
-"""What validate found, as data, and as a table: one row for each variant, one column for each compiler on each driver."""
+"""What validation found, as data: a row for each variant, in it an outcome for each compiler on each driver."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-from rich.console import Console
-from rich.table import Table
 
 from ..kernels.facts import RenderedVariant
 from ..rendering.manifest import smallest_profile
@@ -156,58 +153,6 @@ class Report:
             "faults": self.faults(),
             "variants": {name: _row_json(row) for name, row in self.rows.items()},
         }
-
-    def print(self, console: Console) -> None:
-        """The table, the faults in full, and the notes."""
-        table = Table(title="every variant on every compiler and driver", title_justify="left", pad_edge=False)
-        table.add_column("variant", no_wrap=True)
-        for heading in ("bytes", "buffers", "threads"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        table.add_column("fits", no_wrap=True)
-        table.add_column("static")
-        present = [column.name for column in self.columns if column.name in self.devices]
-        for name in present:
-            table.add_column(name, no_wrap=True)
-        for name, row in self.rows.items():
-            counts, rendered = row.counts, row.rendered
-            same = counts is not None and counts.workgroup_bytes == rendered.workgroup_bytes
-            counted = f"{counts.workgroup_bytes if counts else '?'}≠" if not same else ""
-            fits = row.profile + "".join(f" +{feature}" for feature in rendered.features)
-            cells = [_cell(row, column) for column in present]
-            table.add_row(
-                name,
-                f"{counted}{rendered.workgroup_bytes}",
-                str(counts.storage_buffers if counts else rendered.storage_buffers),
-                str(counts.threads if counts else "?"),
-                fits,
-                "ok" if not row.findings else ", ".join(sorted({f.rule for f in row.findings})),
-                *cells,
-            )
-        console.print(table)
-        console.print("cells: seconds to compile and dispatch; worst error in multiples of the tolerance", style="dim")
-        for name, device in self.devices.items():
-            seconds = self.column_seconds.get(name, 0.0)
-            console.print(f"{name}: {device}, {seconds:.0f} s of work", style="dim", markup=False)
-        for note in self.notes():
-            console.print(note, markup=False, highlight=False)
-        faults = self.faults()
-        for fault in faults:
-            console.print(f"FAULT {fault}", style="red", markup=False, highlight=False)
-        verdict = f"{len(faults)} faults" if faults else "no faults"
-        console.print(f"{verdict} in {self.seconds:.0f} s", style="bold")
-
-
-def _cell(row: Row, column: str) -> str:
-    outcome = row.compiles.get(column)
-    if outcome is None:
-        return "-"
-    text = f"{outcome.seconds:.1f} s" if outcome.status == "pipeline" else outcome.status
-    found = row.runs.get(column, [])
-    worst = [o.status for o in found if o.status in (*BAD, "fail")]
-    if worst:
-        return f"{text} {worst[0].upper()}"
-    multiples = [o.multiple for o in found if o.multiple is not None]
-    return f"{text} {max(multiples):.2f}" if multiples else text.upper() if outcome.status in BAD else text
 
 
 def _row_json(row: Row) -> dict[str, Any]:

@@ -1,80 +1,26 @@
-"""The commands list and show: the checked-in kernels, and any other one rendered on demand."""
+"""The command show: one checked-in kernel, or any other one rendered on demand, or what the parameters of a family are."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import inspect
+import sys
 from typing import Any
 
 from rich.console import Console
-from rich.text import Text
 
 from ..errors import ArgumentError
 from ..kernels.facts import RenderedVariant
 from ..kernels.families import FAMILIES
-from ..kernels.original_masks import MODES
 from ..kernels.variant import Variant
 from ..rendering import manifest
-from .common import add_json_argument, console, print_json, table
+from .common import about, add_json_argument, console, facts, print_json, span, spelt, summary_of, table
 
+SUMMARY = "one kernel: its facts, its bindings and its WGSL"
 MANY = 8
 
 
-def add_list_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description = "List the checked-in kernels: what each serves, and what it asks of a device."
-    parser.add_argument("--kernel", choices=tuple(FAMILIES), metavar="NAME", help=f"only this one: {', '.join(FAMILIES)}")
-    parser.add_argument("--mask", choices=tuple(MODES), metavar="MODE", help=f"only those that serve it: {', '.join(MODES)}")
-    add_json_argument(parser)
-
-
-def run_list(args: argparse.Namespace) -> int:
-    entries = {
-        name: entry
-        for name, entry in manifest.entries().items()
-        if args.kernel in (None, entry["kernel"]) and (args.mask is None or args.mask in entry["serves"]["masks"])
-    }
-    if args.json:
-        fields = ("kernel", "serves", "workgroup_size", "workgroup_bytes", "profile", "features", "file")
-        print_json([{"name": name, **{field: entry[field] for field in fields}} for name, entry in entries.items()])
-        return 0
-    out = console()
-    for kernel in dict.fromkeys(entry["kernel"] for entry in entries.values()):
-        out.print(Text.assemble((kernel, "bold"), f"  {summary_of(kernel)}"), soft_wrap=True)
-        rows = table(out, "name", "masks", ">head_dim", ">longest", ">threads", ">workgroup bytes", "smallest profile")
-        for name, entry in entries.items():
-            if entry["kernel"] == kernel:
-                serves = entry["serves"]
-                rows.add_row(
-                    name,
-                    ", ".join(serves["masks"]) or "–",
-                    _span(*serves["head_dim"]),
-                    str(serves["max_seq"] or "any"),
-                    str(entry["workgroup_size"][0]),
-                    str(entry["workgroup_bytes"]),
-                    entry["profile"] or "none",
-                )
-        out.print(rows)
-        out.print()
-    out.print(f"{len(entries)} kernels")
-    return 0
-
-
-def _span(least: int, most: int) -> str:
-    return str(most) if least == most else f"{least}–{most}"
-
-
-def about(family: type[Variant] | None) -> str:
-    """A family's docstring, with the marks of code left out."""
-    return (inspect.getdoc(family) or "").replace("``", "") if family else ""
-
-
-def summary_of(kernel: str) -> str:
-    """The first line of a family's docstring; empty for a kernel that no family is known for."""
-    return about(FAMILIES.get(kernel)).partition("\n")[0]
-
-
-def add_show_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Show one kernel: its facts, its bindings, how it is dispatched, and its WGSL. NAME is a checked-in one (`list`), or "
         "a family, which is rendered on demand with the parameters that --set gives and described without any."
@@ -85,7 +31,7 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
         "  wgsl-attention show attention_backward\n"
         "  wgsl-attention show attention_backward --set wg=64 --set head_dim=72 --set mask=window"
     )
-    parser.add_argument("name", metavar="NAME", help="a checked-in kernel, or a family")
+    parser.add_argument("kernel", metavar="NAME", help="a checked-in kernel, or a family")
     parser.add_argument(
         "--set", action="append", default=[], metavar="PARAM=VALUE", help="a family's parameter; may be repeated"
     )
@@ -94,8 +40,8 @@ def add_show_arguments(parser: argparse.ArgumentParser) -> None:
     add_json_argument(how)
 
 
-def run_show(args: argparse.Namespace) -> int:
-    family = FAMILIES.get(args.name)
+def run(args: argparse.Namespace) -> int:
+    family = FAMILIES.get(args.kernel)
     if family and not args.set and not args.wgsl:
         return _show_family(family, as_json=args.json)
     if family:
@@ -103,10 +49,12 @@ def run_show(args: argparse.Namespace) -> int:
 
         shown = render(variant_from(family, args.set))
     elif args.set:
-        raise ArgumentError("--set", f"a value for {args.name}", f"a family: {', '.join(FAMILIES)}")
+        raise ArgumentError("--set", f"a value for {args.kernel}", f"a family: {', '.join(FAMILIES)}")
     else:
-        shown = manifest.load(args.name)
+        shown = manifest.load(args.kernel)
     if args.wgsl:
+        if not sys.stdout.isatty():
+            sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # WGSL is UTF-8, whatever the locale says
         print(shown.wgsl, end="")
     elif args.json:
         entry = manifest.entry_of(shown)
@@ -166,8 +114,8 @@ def _show_family(family: type[Variant], *, as_json: bool) -> int:
     out.print(f"{about(family)}\n", soft_wrap=True)
     rows = table(out, "parameter", "values", "default", "what")
     for field, parameter in zip(dataclasses.fields(family), parameters, strict=True):
-        values = ", ".join(map(_spelt, parameter["values"])) or "a number"
-        default = "needed" if field.default is dataclasses.MISSING else _spelt(field.default)
+        values = ", ".join(map(spelt, parameter["values"])) or "a number"
+        default = "needed" if field.default is dataclasses.MISSING else spelt(field.default)
         rows.add_row(field.name, values, default, str(field.metadata["doc"]))
     out.print(rows)
     out.print(f"\n{len(names)} checked in:" if names else "\nnone checked in")
@@ -178,31 +126,23 @@ def _show_family(family: type[Variant], *, as_json: bool) -> int:
     return 0
 
 
-def _spelt(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
 def _show_variant(out: Console, shown: RenderedVariant) -> None:
     serves = shown.serves
     profile = manifest.smallest_profile(shown)
-    facts = table(out, "", "")
-    facts.show_header, facts.box = False, None
-    rows = {
+    told = {
         "kernel": f"{shown.kernel}: {summary_of(shown.kernel)}",
         "checked in": "yes" if shown.name in manifest.entries() else "no, rendered on demand",
-        "parameters": ", ".join(f"{name}={_spelt(value)}" for name, value in shown.params.items()),
+        "parameters": ", ".join(f"{name}={spelt(value)}" for name, value in shown.params.items()),
         "masks": ", ".join(serves.masks) or "none: it has no mask",
-        "head_dim": _span(serves.min_head_dim, serves.max_head_dim),
+        "head_dim": span(serves.min_head_dim, serves.max_head_dim),
         "longest": str(serves.max_seq or "any"),
         "workgroup": f"{shown.workgroup_size[0]} threads, {shown.workgroup_bytes} bytes of memory",
         "smallest profile": profile or "none of the built-in ones",
         "features": ", ".join(shown.features) or "none",
         "dispatch": _formula(shown),
     }
-    for name, value in rows.items():
-        facts.add_row(Text(name, style="bold"), value)
     out.print(shown.name, style="bold green", soft_wrap=True)
-    out.print(facts)
+    out.print(facts(told))
     out.print()
     bindings = table(out, ">binding", "name", "type", "access", "role", "words")
     for b in shown.bindings:
