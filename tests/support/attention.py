@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 from conftest import skip_without
-from wgsl_attention.algorithms import original as algorithms
+from wgsl_attention import PROFILES
+from wgsl_attention.algorithms.choice import Choice
 from wgsl_attention.algorithms.recipe import Recipe
 from wgsl_attention.gpu.device import Device, open_device
 from wgsl_attention.kernels.original import AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
@@ -21,6 +22,7 @@ from wgsl_attention.reference import attention as reference
 from wgsl_attention.reference.attention import Outputs
 
 Array = np.ndarray[Any, Any]
+DEFAULT = PROFILES["webgpu-default"]
 SENTINEL = np.float32(-12345.678)
 """What output buffers hold before a kernel runs: an element that is not written, or added to by mistake, shows."""
 
@@ -102,7 +104,8 @@ def inputs(
 
 def streaming(problem: Problem, **params: Any) -> Recipe:
     """The streaming recipe with the variant that these parameters make."""
-    return algorithms.streaming(problem, AttentionBackward(**{"wg": 64, "head_dim": problem.head_dim, **params}))
+    kernels = (AttentionBackward(**{"wg": 64, "head_dim": problem.head_dim, **params}),)
+    return Choice(algorithm="streaming", kernels=kernels).recipe(problem, DEFAULT)
 
 
 def short(problem: Problem, max_seq: int = 0, seg_uniform: bool = False, **params: Any) -> Recipe:
@@ -110,7 +113,8 @@ def short(problem: Problem, max_seq: int = 0, seg_uniform: bool = False, **param
     params = {"wg": 64, "head_dim": problem.head_dim, **params}
     main = AttentionBackwardShort(**params, max_seq=max_seq or problem.kv_len, seg_uniform=seg_uniform)
     mask = "full" if params["mask"] == "full" else "causal"
-    return algorithms.short(problem, main, AttentionBackwardShortDkdv(**{**params, "mask": mask}))
+    kernels = (main, AttentionBackwardShortDkdv(**{**params, "mask": mask}))
+    return Choice(algorithm="short", kernels=kernels).recipe(problem, DEFAULT)
 
 
 RECIPES = {"streaming": streaming, "short": short}
