@@ -294,7 +294,7 @@ def test_a_bare_recipe_is_timed_but_no_table_names_it(gpu: Device, tmp_path: Pat
 @pytest.mark.parametrize(
     ("find", "put", "status", "told"),
     [
-        ("{{ c }} = fma(vec4<f32>(a_{{ r }}.w)", "{{ c }} = fma(vec4<f32>(-a_{{ r }}.w)", "wrong", "FAIL: d_q"),
+        ("fma(vec4<f32>(ds_{{ r }}.", "fma(vec4<f32>(-ds_{{ r }}.", "wrong", "FAIL: d_q"),
         ("fn attention_dq(", "fn attention_dq(what", "failed", ""),
     ],
     ids=["wrong", "broken"],

@@ -89,9 +89,11 @@ class _TiledVariant(Variant):
             "col_threads": self.col_threads,
             "v_dim": self.v_dim,
             "vectorised": self.vectorised,
-            "element": self.element,
-            **{array.name + "_count": array.count for array in self.workgroup_arrays},
         }
+
+    def dim_words(self, *names: str) -> tuple[Word, ...]:
+        """Words of ``call`` for head dims, where they are no constants."""
+        return u32(*names) if self.at_most else ()
 
     @property
     def cap_words(self) -> tuple[Word, ...]:
@@ -123,10 +125,6 @@ class AttentionScores(_TiledVariant):
         return self.chunk // 4 + 1
 
     @property
-    def context(self) -> dict[str, object]:
-        return {**_TiledVariant.context.fget(self), "row_stride": self.row_stride}  # type: ignore[attr-defined]
-
-    @property
     def bindings(self) -> tuple[Binding, ...]:
         return (
             storage(0, "q", self.element),
@@ -140,6 +138,7 @@ class AttentionScores(_TiledVariant):
             call(
                 8,
                 *SIZES,
+                *self.dim_words("head_dim", "v_head_dim"),
                 *f32("scale"),
                 *STRIP,
                 *u32("spans", "batch"),
@@ -200,6 +199,7 @@ class AttentionDkdv(_TiledVariant):
             call(
                 7,
                 *SIZES,
+                *self.dim_words("head_dim", "v_head_dim"),
                 *f32("scale"),
                 *STRIP,
                 *u32("strip_slots", "batch"),
@@ -251,11 +251,8 @@ class AttentionDq(_TiledVariant):
 
     @property
     def row_stride(self) -> int:
+        """As the scores kernel's."""
         return self.chunk // 4 + 1
-
-    @property
-    def context(self) -> dict[str, object]:
-        return {**_TiledVariant.context.fget(self), "row_stride": self.row_stride}  # type: ignore[attr-defined]
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
@@ -268,6 +265,7 @@ class AttentionDq(_TiledVariant):
             call(
                 5,
                 *SIZES,
+                *self.dim_words("head_dim"),
                 *f32("scale"),
                 *STRIP,
                 *u32("batch", "key_parts", "add_q"),

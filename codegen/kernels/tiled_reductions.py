@@ -11,7 +11,7 @@ from .facts import Binding, Count, Dispatch, Serves, Word, WorkgroupArray, i32, 
 from .variant import Variant, param
 
 ALL_MASKS = ("full", "causal", "documents", "window", "prefix")
-SIZES = u32("q_len", "kv_len", "heads", "kv_heads", "head_dim", "v_head_dim")
+SIZES = u32("q_len", "kv_len", "heads", "kv_heads")
 STRIP = u32("slot_first", "row_first", "strip_rows", "key_stride")
 PARTS = u32("head_parts", "query_parts")
 MAX_ALIBI_HEADS = 256
@@ -127,11 +127,13 @@ class AttentionRows(Variant):
             "o": (storage(4, "o", "f32"), storage(5, "d_o", "f32")),
             "delta": (storage(4, "delta", "f32"),),
         }[self.given]
+        sizes = u32("q_len", "heads", *(("v_head_dim",) if self.given == "o" else ()))
+        strip = u32("slot_first", "row_first", "strip_rows", "spans", "batch")
         return (
             storage(0, "row_sums", "vec2<f32>"),
             storage(1, "intervals", "vec2<i32>"),
             storage(2, "row_terms", terms_type(self.softcap), access="read_write"),
-            call(3, *SIZES, *STRIP, *u32("spans", "batch"), *stride_words(*self.strided)),
+            call(3, *sizes, *strip, *stride_words(*self.strided)),
             *given,
             *((storage(6, "lse", "f32"),) if "lse" in self.strided else ()),
             *((slopes(7),) if self.softcap and self.alibi else ()),

@@ -37,7 +37,13 @@ def environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,
+        finalize=_without_last_newline,
     )
+
+
+def _without_last_newline(value: object) -> object:
+    """What an expression gives; a macro's last line is ended by the line that calls it."""
+    return value.rstrip("\n") if isinstance(value, str) else value
 
 
 def render_text(variant: Variant, env: jinja2.Environment | None = None) -> str:
@@ -60,10 +66,8 @@ def render(variant: Variant) -> RenderedVariant:
 
 
 def _tidy(text: str) -> str:
-    """One blank line between functions, no runs of them, none after an opening brace or before a closing one."""
+    """One blank line after each function and struct, no runs of them, and none where a macro gave nothing at the end of a block."""
     text = re.sub(r"^\}\n(?=\S)", "}\n\n", text, flags=re.MULTILINE)
     text = re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
     text = re.sub(r"\n{3,}", "\n\n", text)
-    text = re.sub(r"\{\n\n", "{\n", text)
-    text = re.sub(r"\n\n([ \t]*\})", r"\n\1", text)
     return text.strip("\n") + "\n"

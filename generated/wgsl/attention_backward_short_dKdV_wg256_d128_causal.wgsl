@@ -1,4 +1,6 @@
-// attention_backward_short_dKdV_wg256_d128_causal: dK and dV from the P and dS that attention_backward_short left.
+// attention_backward_short_dKdV_wg256_d128_causal
+//
+// dK and dV from the P and dS that attention_backward_short left.
 //
 //   dK_j = Σ_i dS_ij·Q_i    dV_j = Σ_i P_ij·dO_i    over the queries i that see key j, in every query head of the group
 //
@@ -20,10 +22,6 @@ const_assert(HEAD_DIM >= 1u && HEAD_DIM <= 256u);
 // Workgroup memory: 4096 + 4096 = 8192 bytes.
 var<workgroup> dk_tile: array<vec4<f32>, 256>;
 var<workgroup> dv_tile: array<vec4<f32>, 256>;
-
-fn is_finite(x: f32) -> bool {
-    return (bitcast<u32>(x) & 0x7f800000u) != 0x7f800000u;
-}
 
 fn guard_result(x: vec4<f32>) -> vec4<f32> {
     let finite = (bitcast<vec4<u32>>(x) & vec4<u32>(0x7f800000u)) != vec4<u32>(0x7f800000u);
@@ -60,7 +58,7 @@ fn attention_backward_short_dKdV(@builtin(workgroup_id) workgroup: vec3<u32>, @b
                 let row = (batch * seq_len + query) * heads + kv_head * group + term % group;
                 let p = P_in[row * seq_len + key];
                 let d_s = dS_in[row * seq_len + key];
-                // Zero times a NaN in a row that this key has no part in would spoil it.
+                // Where the query does not see the key, zero times a NaN in the query's row would spoil the sum.
                 if (((bitcast<u32>(p) | bitcast<u32>(d_s)) << 1u) != 0u) {
                     dk = fma(vec4<f32>(d_s), Q[row * channels + c], dk);
                     dv = fma(vec4<f32>(p), dO[row * channels + c], dv);

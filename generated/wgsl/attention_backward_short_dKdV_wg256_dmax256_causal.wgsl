@@ -1,4 +1,6 @@
-// attention_backward_short_dKdV_wg256_dmax256_causal: dK and dV from the P and dS that attention_backward_short left.
+// attention_backward_short_dKdV_wg256_dmax256_causal
+//
+// dK and dV from the P and dS that attention_backward_short left.
 //
 //   dK_j = Σ_i dS_ij·Q_i    dV_j = Σ_i P_ij·dO_i    over the queries i that see key j, in every query head of the group
 //
@@ -58,7 +60,7 @@ fn attention_backward_short_dKdV(@builtin(workgroup_id) workgroup: vec3<u32>, @b
                 let row = (batch * seq_len + query) * heads + kv_head * group + term % group;
                 let p = P_in[row * seq_len + key];
                 let d_s = dS_in[row * seq_len + key];
-                // Zero times a NaN in a row that this key has no part in would spoil it.
+                // Where the query does not see the key, zero times a NaN in the query's row would spoil the sum.
                 if (((bitcast<u32>(p) | bitcast<u32>(d_s)) << 1u) != 0u) {
                     dk = fma((d_s), Q[row * channels + c], dk);
                     dv = fma((p), dO[row * channels + c], dv);

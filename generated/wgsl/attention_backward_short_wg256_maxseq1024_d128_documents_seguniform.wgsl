@@ -1,4 +1,6 @@
-// attention_backward_short_wg256_maxseq1024_d128_documents_seguniform: attention, backward, for sequences up to MAX_SEQ: dQ, and P and dS for attention_backward_short_dKdV.
+// attention_backward_short_wg256_maxseq1024_d128_documents_seguniform
+//
+// Attention, backward, for sequences up to MAX_SEQ: dQ, and P and dS for attention_backward_short_dKdV.
 //
 //   P_ij = exp(scale·Q_i·K_j − LSE_i) / Σ_j P_ij    dP_ij = dO_i·V_j    D_i = Σ_j P_ij·dP_ij
 //   dS_ij = scale·P_ij·(dP_ij − D_i)                dQ_i = Σ_j dS_ij·K_j
@@ -37,8 +39,8 @@ fn is_finite(x: f32) -> bool {
     return (bitcast<u32>(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-// exp(score − lse); a score that is not finite, or a probability that is not, counts as nothing. (& and not &&: some drivers
-// take minutes to compile many short-circuits.)
+// exp(score − lse), and zero where the score or the exponential is not finite. (& instead of &&, since some drivers take
+// minutes to compile many short-circuits.)
 fn probability(score: f32, lse: f32) -> f32 {
     let p = exp(score - lse);
     return select(0.0, p, is_finite(score) & is_finite(p));
@@ -68,9 +70,9 @@ fn workgroup_sum(tid: u32, x: vec2<f32>) -> vec2<f32> {
     return total;
 }
 
-// Recomputed scores and the given lse differ by rounding, so Σ P is 1 + ε with ε the same for the whole row, and D = Σ P·dP
-// carries it into the difference dP − D. Dividing by Σ P cancels it. Only rounding is corrected so: an lse that covers
-// more keys than these (a sink, keys held elsewhere) has Σ P well below 1, and stays as it is.
+// Recomputed scores and the given lse differ by rounding, so that Σ P is 1 + ε with one ε for the whole row, and D = Σ P·dP
+// carries it into the difference dP − D. Division by Σ P cancels it. This corrects rounding only: an lse that covers more
+// keys than these (a sink, keys held elsewhere) has a Σ P well below 1, and stays as it is.
 fn row_correction(sum_p: f32) -> f32 {
     let rounding = is_finite(sum_p) && abs(sum_p - 1.0) <= 0.0009765625;
     return select(1.0, 1.0 / sum_p, rounding);
@@ -78,10 +80,6 @@ fn row_correction(sum_p: f32) -> f32 {
 
 fn doc_start_at(position: u32) -> u32 {
     return seg[position / 4u][position % 4u];
-}
-
-fn key_count() -> u32 {
-    return dims.x;
 }
 
 fn key_lo(query: u32, batch: u32) -> u32 {

@@ -1,4 +1,6 @@
-// attention_backward_short_wg256_maxseq1024_d64_full: attention, backward, for sequences up to MAX_SEQ: dQ, and P and dS for attention_backward_short_dKdV.
+// attention_backward_short_wg256_maxseq1024_d64_full
+//
+// Attention, backward, for sequences up to MAX_SEQ: dQ, and P and dS for attention_backward_short_dKdV.
 //
 //   P_ij = exp(scale·Q_i·K_j − LSE_i) / Σ_j P_ij    dP_ij = dO_i·V_j    D_i = Σ_j P_ij·dP_ij
 //   dS_ij = scale·P_ij·(dP_ij − D_i)                dQ_i = Σ_j dS_ij·K_j
@@ -36,8 +38,8 @@ fn is_finite(x: f32) -> bool {
     return (bitcast<u32>(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-// exp(score − lse); a score that is not finite, or a probability that is not, counts as nothing. (& and not &&: some drivers
-// take minutes to compile many short-circuits.)
+// exp(score − lse), and zero where the score or the exponential is not finite. (& instead of &&, since some drivers take
+// minutes to compile many short-circuits.)
 fn probability(score: f32, lse: f32) -> f32 {
     let p = exp(score - lse);
     return select(0.0, p, is_finite(score) & is_finite(p));
@@ -67,9 +69,9 @@ fn workgroup_sum(tid: u32, x: vec2<f32>) -> vec2<f32> {
     return total;
 }
 
-// Recomputed scores and the given lse differ by rounding, so Σ P is 1 + ε with ε the same for the whole row, and D = Σ P·dP
-// carries it into the difference dP − D. Dividing by Σ P cancels it. Only rounding is corrected so: an lse that covers
-// more keys than these (a sink, keys held elsewhere) has Σ P well below 1, and stays as it is.
+// Recomputed scores and the given lse differ by rounding, so that Σ P is 1 + ε with one ε for the whole row, and D = Σ P·dP
+// carries it into the difference dP − D. Division by Σ P cancels it. This corrects rounding only: an lse that covers more
+// keys than these (a sink, keys held elsewhere) has a Σ P well below 1, and stays as it is.
 fn row_correction(sum_p: f32) -> f32 {
     let rounding = is_finite(sum_p) && abs(sum_p - 1.0) <= 0.0009765625;
     return select(1.0, 1.0 / sum_p, rounding);
@@ -77,14 +79,6 @@ fn row_correction(sum_p: f32) -> f32 {
 
 fn key_count() -> u32 {
     return dims.x;
-}
-
-fn key_lo(query: u32, batch: u32) -> u32 {
-    return 0u;
-}
-
-fn key_hi(query: u32) -> u32 {
-    return key_count();
 }
 
 @compute @workgroup_size(256, 1, 1)
@@ -107,8 +101,8 @@ fn attention_backward_short(@builtin(workgroup_id) workgroup: vec3<u32>, @builti
     let kv_stride = kv_heads * channels;
     let kv_base = batch * seq_len * kv_stride + kv_head * channels;
     let lse = LSE[row];
-    let lo = key_lo(query, batch);
-    let hi = key_hi(query);
+    let lo = 0u;
+    let hi = key_count();
 
     for (var c = tid; c < channels; c += WG) {
         q_tile[c] = Q[q_row + c];

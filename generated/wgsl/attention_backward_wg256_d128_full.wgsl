@@ -1,10 +1,12 @@
-// attention_backward_wg256_d128_full: attention, backward, streaming over the keys.
+// attention_backward_wg256_d128_full
+//
+// Attention, backward, streaming over the keys.
 //
 //   P_ij = exp(scale·Q_i·K_j − LSE_i)    dP_ij = dO_i·V_j    D_i = Σ_j P_ij·dP_ij / Σ_j P_ij
 //   dS_ij = scale·P_ij·(dP_ij − D_i)     dQ_i = Σ_j dS_ij·K_j    dK_j = Σ_i dS_ij·Q_i    dV_j = Σ_i P_ij·dO_i
 //
 // One workgroup owns query wg.x of head wg.y in batch entry wg.z, and loops twice over the keys that it sees, WG at a time:
-// pass A for the row's sums, pass B for the gradients. dQ is added to; dK and dV are added to atomically.
+// pass A for the row's sums, pass B for the gradients. It adds to dQ, and adds to dK and dV atomically.
 
 const WG: u32 = 256u;
 const HEAD_DIM: u32 = 128u;
@@ -34,8 +36,8 @@ fn is_finite(x: f32) -> bool {
     return (bitcast<u32>(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-// exp(score − lse); a score that is not finite, or a probability that is not, counts as nothing. (& and not &&: some drivers
-// take minutes to compile many short-circuits.)
+// exp(score − lse), and zero where the score or the exponential is not finite. (& instead of &&, since some drivers take
+// minutes to compile many short-circuits.)
 fn probability(score: f32, lse: f32) -> f32 {
     let p = exp(score - lse);
     return select(0.0, p, is_finite(score) & is_finite(p));
@@ -65,9 +67,9 @@ fn workgroup_sum(tid: u32, x: vec2<f32>) -> vec2<f32> {
     return total;
 }
 
-// Recomputed scores and the given lse differ by rounding, so Σ P is 1 + ε with ε the same for the whole row, and D = Σ P·dP
-// carries it into the difference dP − D. Dividing by Σ P cancels it. Only rounding is corrected so: an lse that covers
-// more keys than these (a sink, keys held elsewhere) has Σ P well below 1, and stays as it is.
+// Recomputed scores and the given lse differ by rounding, so that Σ P is 1 + ε with one ε for the whole row, and D = Σ P·dP
+// carries it into the difference dP − D. Division by Σ P cancels it. This corrects rounding only: an lse that covers more
+// keys than these (a sink, keys held elsewhere) has a Σ P well below 1, and stays as it is.
 fn row_correction(sum_p: f32) -> f32 {
     let rounding = is_finite(sum_p) && abs(sum_p - 1.0) <= 0.0009765625;
     return select(1.0, 1.0 / sum_p, rounding);
@@ -75,14 +77,6 @@ fn row_correction(sum_p: f32) -> f32 {
 
 fn key_count() -> u32 {
     return dims.x;
-}
-
-fn key_lo(query: u32, batch: u32) -> u32 {
-    return 0u;
-}
-
-fn key_hi(query: u32) -> u32 {
-    return key_count();
 }
 
 // WGSL has no atomic float addition, and no pointer to storage may be passed to a function.
@@ -136,8 +130,8 @@ fn attention_backward(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(loca
     let kv_stride = kv_heads * channels;
     let kv_base = batch * kv_len * kv_stride + kv_head * channels;
     let lse = LSE[(batch * q_len + query) * heads + head];
-    let lo = key_lo(query, batch);
-    let hi = key_hi(query);
+    let lo = 0u;
+    let hi = key_count();
 
     for (var c = tid; c < channels; c += WG) {
         q_tile[c] = Q[q_row + c];
@@ -162,7 +156,7 @@ fn attention_backward(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(loca
     let correction = row_correction(total.x);
     let delta = total.y * correction;
 
-    // For dQ, a thread owns one channel and every key_lanes-th key of a block; the lanes are added up at the end.
+    // For dQ, a thread owns one channel and every key_lanes-th key of a block. The lanes' sums are added at the end.
     let key_lanes = max(1u, WG / channels);
     let stride = min(WG, channels);
     let lane = tid / stride;
@@ -208,8 +202,8 @@ fn attention_backward(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(loca
             let at = kv_base + (start + j) * kv_stride + c;
             let dv = p_tile[j] * do_tile[c];
             let dk = ds_tile[j] * q_tile[c];
-            add_to_dV(at * 4u + 0u, dv.x);
-            add_to_dK(at * 4u + 0u, dk.x);
+            add_to_dV(at * 4u, dv.x);
+            add_to_dK(at * 4u, dk.x);
             add_to_dV(at * 4u + 1u, dv.y);
             add_to_dK(at * 4u + 1u, dk.y);
             add_to_dV(at * 4u + 2u, dv.z);

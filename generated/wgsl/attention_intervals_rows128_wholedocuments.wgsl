@@ -1,12 +1,16 @@
-// attention_intervals_rows128_wholedocuments: the keys [lo, hi) that each query sees, and for each block of 128 queries their hull.
+// attention_intervals_rows128_wholedocuments
 //
-//   lo_i = max(0, i + lo_shift, doc_start_i)    hi_i = min(kv_len, i + hi_shift, max(prefix, i + prefix_shift), end of i's document)
+// The keys [lo, hi) that each query sees, and for each block of ROWS queries their hull.
+//
+//   lo_i = max(0, i + lo_shift, doc_start_i)
+//   hi_i = min(kv_len, i + hi_shift, max(prefix, i + prefix_shift), end of i's document)
 //
 // One workgroup owns block wg.x of batch entry wg.z, a thread for each query. The buffer holds the intervals,
 // [batch, query], then the hulls, [batch, block]: (least lo, greatest lo), (least hi, greatest hi).
 // An empty interval is (2³⁰, 0): it widens no hull, and no block that holds one counts as wholly visible.
 
 const ROWS: u32 = 128u;
+
 struct Call {
     q_len: u32,
     kv_len: u32,
@@ -20,7 +24,7 @@ struct Call {
 @group(0) @binding(1) var<storage, read_write> intervals: array<vec2<i32>>;
 @group(0) @binding(2) var<storage, read> doc_start: array<u32>;
 
-// Workgroup memory: 2048 = 2048 bytes.
+// Workgroup memory: 2048 bytes.
 var<workgroup> hull_tile: array<vec4<i32>, 128>;
 
 // One past the last position whose document starts where that of `position` does; doc_start does not decrease.
@@ -53,15 +57,15 @@ fn attention_intervals(
     var interval = vec2<i32>(1 << 30u, 0);
     if (query < call.q_len) {
         let lo = max(max(0, i + call.lo_shift), i32(doc_start[batch * call.q_len + query]));
-        var hi = min(min(key_count, i + call.hi_shift), max(call.prefix, i + call.prefix_shift));
-        hi = min(hi, i32(document_end(batch * call.q_len, query)));
+        let end = min(key_count, i32(document_end(batch * call.q_len, query)));
+        let hi = min(min(end, i + call.hi_shift), max(call.prefix, i + call.prefix_shift));
         if (lo < hi) {
             interval = vec2<i32>(lo, hi);
         }
         intervals[batch * call.q_len + query] = interval;
     }
 
-    // The block's hull, by halves
+    // The block's hull: half of the threads take in what the other half has, then half of those, and so on.
     hull_tile[tid] = vec4<i32>(interval.xx, interval.yy);
     workgroupBarrier();  // every query's interval is there
     for (var stride = ROWS / 2u; stride > 0u; stride = stride / 2u) {

@@ -1,8 +1,11 @@
-// attention_reduce_wg128: the sum of a gradient's parts, [part, batch, position, head, channel], in their order.
+// attention_reduce_wg128
 //
-// A thread owns one element; thread number over x and y of the dispatch.
+// The sum of a gradient's parts, [part, batch, position, head, channel], in their order.
+//
+// A thread owns one element; threads are numbered over x and y of the dispatch.
 
 const WG: u32 = 128u;
+
 struct Call {
     count: u32,
     parts: u32,

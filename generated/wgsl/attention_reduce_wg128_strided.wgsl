@@ -1,8 +1,11 @@
-// attention_reduce_wg128_strided: the sum of a gradient's parts, [part, batch, position, head, channel], in their order.
+// attention_reduce_wg128_strided
 //
-// A thread owns one element; thread number over x and y of the dispatch.
+// The sum of a gradient's parts, [part, batch, position, head, channel], in their order.
+//
+// A thread owns one element; threads are numbered over x and y of the dispatch.
 
 const WG: u32 = 128u;
+
 struct Call {
     count: u32,
     parts: u32,
@@ -39,9 +42,11 @@ fn attention_reduce(@builtin(global_invocation_id) thread: vec3<u32>, @builtin(n
         sum += parts_of[part * call.count + i];
     }
     let row = i / call.total_dim;
-    let position = row / call.total_heads;
-    let at = call.total_offset + position / call.total_length * call.total_batch + position % call.total_length * call.total_row
-        + row % call.total_heads * call.total_head + i % call.total_dim;
+    let batch = row / call.total_heads / call.total_length;
+    let position = row / call.total_heads % call.total_length;
+    let head = row % call.total_heads;
+    let first = call.total_offset + batch * call.total_batch + position * call.total_row + head * call.total_head;
+    let at = first + i % call.total_dim;
     if (call.add != 0u) {
         total[at] = guard_result(total[at] + guard_result(sum));
     } else {

@@ -1,22 +1,24 @@
-// attention_rows_wg64_rows128_kcols128_span512: for each row of a strip, the factor of its P, and its D.
+// attention_rows_wg64_rows128_kcols128_span512
 //
-//   factor_i = 1/Σ_j P_ij where that is 1 but for rounding, else 1    D_i = factor_i·Σ_j P_ij·dP_ij
+// The terms of each row of a strip: the factor of its P, and its D.
 //
-// A thread owns one row: workgroup wg.x of slot wg.y. The spans are added up in their order.
+//   factor_i = 1 / Σ_j P_ij where only rounding keeps the sum from 1, else 1
+//   D_i = factor_i·Σ_j P_ij·dP_ij
+//
+// A thread owns one row: workgroup wg.x of slot wg.y. The spans are added in their order.
 
 const WG: u32 = 64u;
-const SPAN_KEYS: u32 = 512u;
+const QUERY_ROWS: u32 = 128u;  // queries of a block
+const KEY_COLS: u32 = 128u;  // keys of a block of scores
+const SPAN_KEYS: u32 = 512u;  // keys of a span, for which row_sums holds one sum
+const ROUNDING: f32 = 0.0009765625;  // no Σ P is as far from 1 by rounding alone
+
 struct Call {
     q_len: u32,
-    kv_len: u32,
     heads: u32,
-    kv_heads: u32,
-    head_dim: u32,
-    v_head_dim: u32,
     slot_first: u32,
     row_first: u32,
     strip_rows: u32,
-    key_stride: u32,
     spans: u32,
     batch: u32,
 }
@@ -32,13 +34,13 @@ fn is_finite(x: f32) -> bool {
 
 // The hull of a block of queries: least lo, greatest lo, least hi, greatest hi.
 fn hull_of(batch: u32, block: u32) -> vec4<i32> {
-    let at = call.batch * call.q_len + 2u * (batch * ((call.q_len + 127u) / 128u) + block);
+    let at = call.batch * call.q_len + 2u * (batch * ((call.q_len + QUERY_ROWS - 1u) / QUERY_ROWS) + block);
     return vec4<i32>(intervals[at], intervals[at + 1u]);
 }
 
-// The key that a block's scores begin with; they are stored from there on.
+// The first key of a block's scores: the hull's, rounded down to a block of keys.
 fn base_of(hull: vec4<i32>) -> u32 {
-    return u32(hull.x) / 128u * 128u;
+    return u32(hull.x) / KEY_COLS * KEY_COLS;
 }
 
 @compute @workgroup_size(64, 1, 1)
@@ -55,8 +57,7 @@ fn attention_rows(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     }
     let slot = call.slot_first + workgroup.y;
     let batch = slot / call.heads;
-    let head = slot % call.heads;
-    let hull = hull_of(batch, query / 128u);
+    let hull = hull_of(batch, query / QUERY_ROWS);
 
     var sum = vec2<f32>();
     if (hull.x < hull.w) {
@@ -65,11 +66,13 @@ fn attention_rows(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             sum += row_sums[at * call.spans + span];
         }
     }
-    // Recomputed scores and the lse differ by rounding, so Σ P is 1 + ε with ε the same for the whole row, and dividing by it
-    // cancels that in dP − D. Only rounding is corrected so: an lse that covers more keys than these (a sink, keys held
-    // elsewhere) has Σ P below 1, and stays as it is.
-    let limit = 0.0009765625;
+
+    // Recomputed scores and the lse differ by rounding, so that Σ P is 1 + ε with one ε for the whole row, and division by Σ P
+    // cancels it in dP − D. This corrects rounding only: an lse that covers more keys than these (a sink, keys held elsewhere)
+    // has a Σ P below 1, and stays as it is.
+    let limit = ROUNDING;
     let rounding = is_finite(sum.x) & (abs(sum.x - 1.0) <= limit);
     let sum_p = select(1.0, sum.x, rounding);
-    row_terms[at] = vec2<f32>(1.0 / sum_p, sum.y / sum_p);
+    let row_delta = sum.y / sum_p;
+    row_terms[at] = vec2<f32>(1.0 / sum_p, row_delta);
 }

@@ -1,23 +1,28 @@
-// attention_rows_wg64_rows64_kcols64_span64_o: for each row of a strip, the factor of its P, and its D.
+// attention_rows_wg64_rows64_kcols64_span64_o
 //
-//   factor_i = 1/Σ_j P_ij where that is 1 but for rounding, else 1
-//   D_i = factor_i·Σ_j P_ij·dP_ij where factor_i corrects, else dO_i·O_i: the first has the rounding of P and dP, and loses it again
+// The terms of each row of a strip: the factor of its P, and its D.
 //
-// A thread owns one row: workgroup wg.x of slot wg.y. The spans are added up in their order.
+//   factor_i = 1 / Σ_j P_ij where only rounding keeps the sum from 1, else 1
+//   D_i = factor_i·Σ_j P_ij·dP_ij where the factor corrects rounding, else dO_i·O_i
+//
+// The first D has the same rounding error as P and dP, which cancels in dP − D.
+//
+// A thread owns one row: workgroup wg.x of slot wg.y. The spans are added in their order.
 
 const WG: u32 = 64u;
-const SPAN_KEYS: u32 = 64u;
+const QUERY_ROWS: u32 = 64u;  // queries of a block
+const KEY_COLS: u32 = 64u;  // keys of a block of scores
+const SPAN_KEYS: u32 = 64u;  // keys of a span, for which row_sums holds one sum
+const ROUNDING: f32 = 0.0009765625;  // no Σ P is as far from 1 by rounding alone
+const SCORE_ROUNDING: f32 = 9.5367431640625e-07;  // what rounding does to a score, relative to its size
+
 struct Call {
     q_len: u32,
-    kv_len: u32,
     heads: u32,
-    kv_heads: u32,
-    head_dim: u32,
     v_head_dim: u32,
     slot_first: u32,
     row_first: u32,
     strip_rows: u32,
-    key_stride: u32,
     spans: u32,
     batch: u32,
     o_offset: u32,
@@ -56,13 +61,13 @@ fn d_o_start(batch: u32, head: u32) -> u32 {
 
 // The hull of a block of queries: least lo, greatest lo, least hi, greatest hi.
 fn hull_of(batch: u32, block: u32) -> vec4<i32> {
-    let at = call.batch * call.q_len + 2u * (batch * ((call.q_len + 63u) / 64u) + block);
+    let at = call.batch * call.q_len + 2u * (batch * ((call.q_len + QUERY_ROWS - 1u) / QUERY_ROWS) + block);
     return vec4<i32>(intervals[at], intervals[at + 1u]);
 }
 
-// The key that a block's scores begin with; they are stored from there on.
+// The first key of a block's scores: the hull's, rounded down to a block of keys.
 fn base_of(hull: vec4<i32>) -> u32 {
-    return u32(hull.x) / 64u * 64u;
+    return u32(hull.x) / KEY_COLS * KEY_COLS;
 }
 
 @compute @workgroup_size(64, 1, 1)
@@ -80,7 +85,7 @@ fn attention_rows(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     let slot = call.slot_first + workgroup.y;
     let batch = slot / call.heads;
     let head = slot % call.heads;
-    let hull = hull_of(batch, query / 64u);
+    let hull = hull_of(batch, query / QUERY_ROWS);
 
     var sum = vec2<f32>();
     if (hull.x < hull.w) {
@@ -90,12 +95,13 @@ fn attention_rows(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
         }
     }
     let row_lse = lse[call.lse_offset + batch * call.lse_batch + query * call.lse_row + head * call.lse_head];
-    // Recomputed scores and the lse differ by rounding, so Σ P is 1 + ε with ε the same for the whole row, and dividing by it
-    // cancels that in dP − D. Only rounding is corrected so: an lse that covers more keys than these (a sink, keys held
-    // elsewhere) has Σ P below 1, and stays as it is.
-    // Keys held elsewhere may weigh next to nothing, so an lse that comes with o is corrected by no more than scores of
-    // its size can be off by; those of a real training step are off by up to a third of this.
-    let limit = min(0.0009765625, 9.5367431640625e-07 * (16.0 + abs(row_lse)));
+
+    // Recomputed scores and the lse differ by rounding, so that Σ P is 1 + ε with one ε for the whole row, and division by Σ P
+    // cancels it in dP − D. This corrects rounding only: an lse that covers more keys than these (a sink, keys held elsewhere)
+    // has a Σ P below 1, and stays as it is.
+    // Keys held elsewhere may weigh next to nothing. As o is given, and right for them too, Σ P is corrected by no more
+    // than scores of the lse's size can be off by; those of a real training step are off by up to a third of this.
+    let limit = min(ROUNDING, SCORE_ROUNDING * (16.0 + abs(row_lse)));
     let rounding = is_finite(sum.x) & (abs(sum.x - 1.0) <= limit);
     let sum_p = select(1.0, sum.x, rounding);
     var row_delta = sum.y / sum_p;

@@ -1,17 +1,20 @@
-// rope_k_backward_wg256: rotary embedding on interleaved pairs, backward, in place on dK.
+// rope_k_backward_wg256
+//
+// Rotary embedding on interleaved pairs, backward, in place on dK.
 //
 //   angle = position · base^(−2·pair/head_dim)    d_x0' = d_x0·cos + d_x1·sin    d_x1' = d_x1·cos − d_x0·sin
 //
-// One thread owns one pair. Thread number = position, head, pair, over x and y of the dispatch; the batch entry is wg.z.
-// params.yz holds base^(−2/head_dim) · 2⁶⁴, rounded, low word first; zero where the host does not say, and then the angle
-// is computed in f32. An f32 angle is off by 1e-3 at position 10⁴; in turns, as a 64-bit fraction, it is exact at any.
+// One thread owns one pair: threads are numbered by position, head and pair over x and y of the dispatch; wg.z is the batch entry.
+// params.yz holds base^(−2/head_dim) · 2⁶⁴, rounded, low word first. With it the angle is a 64-bit fraction of a turn, exact at
+// any position. A host may leave it zero: then the angle is computed in f32, which is off by 1e-3 at position 10⁴.
 
 const WG: u32 = 256u;
+
 @group(0) @binding(0) var<storage, read_write> dK: array<f32>;
 @group(0) @binding(1) var<uniform> dims: vec4<u32>;  // seq_len:u32, kv_heads:u32, head_dim:u32, pos_offset:u32
 @group(0) @binding(2) var<uniform> params: vec4<u32>;  // rope_base:f32, ratio_low:u32, ratio_high:u32
 
-// The high 64 bits of the 128-bit product of two 64-bit fractions, low word first; off by at most two units of 2⁻⁶⁴.
+// The high word of a product
 fn multiply_high(a: u32, b: u32) -> u32 {
     let a0 = a & 0xffffu;
     let a1 = a >> 16u;
@@ -22,6 +25,7 @@ fn multiply_high(a: u32, b: u32) -> u32 {
     return a1 * b1 + (middle >> 16u) + (rest >> 16u);
 }
 
+// The high 64 bits of the 128-bit product of two 64-bit fractions, low word first; off by at most two units of 2⁻⁶⁴.
 fn multiply_fractions(a: vec2<u32>, b: vec2<u32>) -> vec2<u32> {
     let cross = a.x * b.y;
     let other = a.y * b.x;
