@@ -13,7 +13,7 @@ import random
 import re
 from collections.abc import Iterator, Mapping
 
-from ..kernels.variant import RenderedVariant
+from ..kernels.facts import RenderedVariant
 from .checks import Finding
 from .lexer import Token
 from .parser import parse
