@@ -14,6 +14,7 @@ from .gpu.device import Device, default_device
 from .planning.execute import run_plan
 from .planning.plan import plan
 from .planning.rope import check_rope, record_rope_backward
+from .problem.checks import floats
 from .problem.intervals import document_starts, key_counts
 from .problem.mask import Mask
 from .problem.problem import Problem
@@ -72,7 +73,7 @@ def attention_backward(
     """
     if not isinstance(mask, Mask):
         raise ArgumentError("mask", repr(mask), "a Mask, such as Mask.causal()")
-    arrays: dict[str, NDArray[Any]] = {name: _floats(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("d_o", d_o))}
+    arrays: dict[str, NDArray[Any]] = {name: floats(name, x) for name, x in (("q", q), ("k", k), ("v", v), ("d_o", d_o))}
     batched = arrays["q"].ndim == 4
     for name, array in arrays.items():
         if array.ndim not in (3, 4) or (array.ndim == 4) != batched:
@@ -100,7 +101,7 @@ def attention_backward(
         alibi=alibi_slopes is not None,
     )
     if o is not None:
-        arrays["o"] = _floats("o", o) if batched else _floats("o", o)[None]
+        arrays["o"] = floats("o", o) if batched else floats("o", o)[None]
     for name, array in arrays.items():
         if array.shape != problem.shape_of(name):
             want = f"{problem.shape_of(name)}, as the other arrays have it (batch axis included)"
@@ -118,7 +119,7 @@ def attention_backward(
         arrays["kv_lengths"] = lengths.astype(np.uint32)
     numbers = resolve_numbers(problem, scale, softcap)
     if alibi_slopes is not None:
-        arrays["alibi_slopes"] = slopes = _floats("alibi_slopes", alibi_slopes)
+        arrays["alibi_slopes"] = slopes = floats("alibi_slopes", alibi_slopes)
         if slopes.shape != (heads,) or not np.isfinite(slopes).all():
             raise ArgumentError("alibi_slopes", f"shape {slopes.shape}", f"one finite slope for each head: ({heads},)")
     if check_lse:
@@ -136,7 +137,7 @@ def rope_backward(d_x: ArrayLike, base: float = 10000.0, offset: int = 0, *, dev
     (p + ``offset``)·base^(−2i/head_dim) radians, exact to 2⁻³² of a turn at any position. Returns a new float32 array.
     Raises ``ArgumentError``. The convention is RoFormer's (Su et al. 2021); base 10000 is its default.
     """
-    array = _floats("d_x", d_x)
+    array = floats("d_x", d_x)
     if array.ndim not in (3, 4) or 0 in array.shape:
         raise ArgumentError("d_x", f"shape {array.shape}", "(seq, heads, head_dim) or (batch, seq, heads, head_dim)")
     shape = array.shape if array.ndim == 4 else (1, *array.shape)
@@ -152,15 +153,8 @@ def rope_backward(d_x: ArrayLike, base: float = 10000.0, offset: int = 0, *, dev
     return np.frombuffer(device.read(buffer, array.nbytes), np.float32).reshape(array.shape).copy()
 
 
-def _floats(name: str, value: ArrayLike) -> F32:
-    array = np.asarray(value)
-    if array.dtype.kind not in "fiu":
-        raise ArgumentError(name, f"an array of {array.dtype}", "floats or integers")
-    return np.ascontiguousarray(array, dtype=np.float32)
-
-
 def _rows(name: str, value: ArrayLike, problem: Problem, batched: bool) -> F32:
-    array = _floats(name, value)
+    array = floats(name, value)
     want = problem.shape_of(name) if batched else problem.shape_of(name)[1:]
     if array.shape != want:
         swapped = array.ndim == len(want) and array.shape == (*want[:-2], want[-1], want[-2])

@@ -39,14 +39,10 @@ class Limits:
         """Keyed as WebGPU's descriptors in Python are: ``max-buffer-size``."""
         return {field.name.replace("_", "-"): getattr(self, field.name) for field in dataclasses.fields(self)}
 
-    def within(self, other: Limits) -> bool:
-        """Whether a device with limits ``other`` can be asked for these."""
-        return all(
-            getattr(self, field.name) >= getattr(other, field.name)
-            if field.name.startswith("min_")
-            else getattr(self, field.name) <= getattr(other, field.name)
-            for field in dataclasses.fields(self)
-        )
+    @property
+    def binding_bytes(self) -> int:
+        """What one storage buffer may hold where it is bound whole."""
+        return min(self.max_storage_buffer_binding_size, self.max_buffer_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +67,15 @@ class DeviceProfile:
     def identity(self) -> str:
         """What tuning tables are keyed by: ``"nvidia h200 (wgpu)"``."""
         return f"{self.device or self.name} ({self.backend or 'any backend'})"
+
+    def lacks(self, asked: DeviceProfile) -> list[str]:
+        """What keeps it from being another profile, one line each."""
+        lines = [f"the feature {feature}" for feature in sorted(asked.features - self.features)]
+        for limit in dataclasses.fields(Limits):
+            want, have = getattr(asked.limits, limit.name), getattr(self.limits, limit.name)
+            if want < have if limit.name.startswith("min_") else want > have:
+                lines.append(f"{limit.name} {want}, the adapter has {have}")
+        return lines
 
 
 def _profiles(profiles: Iterable[DeviceProfile]) -> dict[str, DeviceProfile]:

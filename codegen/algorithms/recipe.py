@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernels.facts import Binding
 from ..kernels.variant import Variant
 from ..problem.problem import Problem
 from ..problem.strides import apart, scatter
@@ -33,6 +34,10 @@ class Step:
     variant: Variant
     buffers: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
+
+    def buffer_of(self, binding: Binding) -> str:
+        """The name of the buffer that a binding takes."""
+        return self.buffers.get(binding.role, binding.role)
 
     def workgroups(self, problem: Problem) -> tuple[int, int, int]:
         return self.variant.dispatch.workgroups({**problem.sizes, **self.sizes})
@@ -61,12 +66,7 @@ class Recipe:
     def buffer_bytes(self) -> dict[str, int]:
         """Bytes of every buffer that some step binds, by name, scratch included."""
         sizes = {**self.problem.buffer_bytes, **self.scratch}
-        bound = {
-            step.buffers.get(binding.role, binding.role)
-            for step in self.steps
-            for binding in step.variant.bindings
-            if not binding.words
-        }
+        bound = {step.buffer_of(binding) for step in self.steps for binding in step.variant.bindings if not binding.words}
         return {name: sizes[name] for name in sorted(bound)}
 
     def clash(self, name: str, offset: int, other: str, other_offset: int) -> str:
@@ -79,7 +79,7 @@ class Recipe:
         if not apart(one, p.shapes[name], two, p.shapes[other]):
             return "a buffer of its own, or places of its own there"
         for step in self.steps:
-            if {name, other} <= {step.buffers.get(binding.role, binding.role) for binding in step.variant.bindings}:
+            if {name, other} <= {step.buffer_of(binding) for binding in step.variant.bindings}:
                 return f"a buffer of its own, since {step.variant.kernel} writes both"
         return ""
 
@@ -89,8 +89,7 @@ class Recipe:
         limits = profile.limits
         uniform = {b.role for v in self.variants for b in v.bindings if b.access == "uniform"}
         for name, size in self.buffer_bytes().items():
-            limit = limits.max_uniform_buffer_binding_size if name in uniform else limits.max_storage_buffer_binding_size
-            limit = min(limit, limits.max_buffer_size)
+            limit = limits.max_uniform_buffer_binding_size if name in uniform else limits.binding_bytes
             if size > limit:
                 lines.append(f"{name} takes {size} bytes, the device binds {limit}")
             if size // 4 >= MAX_INDEX:
@@ -113,7 +112,7 @@ def _stray(step: Step, problem: Problem) -> Iterator[str]:
     """What a step's kernel does not take of the problem's strides."""
     strided = dict(problem.strides)
     for binding in step.variant.bindings:
-        name = step.buffers.get(binding.role, binding.role)
+        name = step.buffer_of(binding)
         if name not in strided:
             continue
         words = {word.name for b in step.variant.bindings for word in b.words}

@@ -109,7 +109,7 @@ def kernels_of(choice: Choice) -> tuple[AttentionScores, AttentionDkdv, Attentio
 
 
 def binding_bytes(profile: DeviceProfile) -> int:
-    return min(profile.limits.max_storage_buffer_binding_size, profile.limits.max_buffer_size)
+    return profile.limits.binding_bytes
 
 
 def scratch_budget(problem: Problem) -> int:

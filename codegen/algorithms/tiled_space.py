@@ -132,7 +132,7 @@ def _split(around: Choice, problem: Problem, profile: DeviceProfile) -> list[Cho
 
 
 def _splits(around: Choice, profile: DeviceProfile) -> Iterator[Choice]:
-    limit = min(profile.limits.max_storage_buffer_binding_size, profile.limits.max_buffer_size)
+    limit = profile.limits.binding_bytes
     for parts in SOFTWARE_PARTS if profile.software else PARTS:
         yield around.replaced(parts=parts)
     for budget in sorted({min(budget, limit) for budget in (*BUDGETS, around.number("budget"))}, reverse=True):

@@ -238,7 +238,7 @@ def open_device(
     limits = dict(found.raw.limits)
     features = frozenset(FEATURES) & found.profile.features
     if asked is not None:
-        lacking = backends.lacking(asked, found.profile)
+        lacking = found.profile.lacks(asked)
         if lacking:
             raise DeviceError(f"{found.description} ({found.profile.backend}) cannot be {asked.name}: {'; '.join(lacking)}")
         limits |= asked.limits.to_webgpu()

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import DeviceError
 from ..profile import PROFILES
-from .backends import DRIVER_ADVICE, FEATURES, INSTALL, PACKAGES, AdapterInfo, adapters, lacking, load
+from .backends import DRIVER_ADVICE, FEATURES, INSTALL, PACKAGES, AdapterInfo, adapters, load
 
 # Features whose absence costs something; no kernel wants the others yet.
 _FOR_WHAT = {"timestamp-query": "bench and tune take times from the wall clock"}
@@ -54,7 +54,7 @@ def _adapter(adapter: AdapterInfo) -> dict[str, Any]:
         "driver": profile.driver,
         "limits": dataclasses.asdict(profile.limits),
         "features": [feature for feature in FEATURES if feature in profile.features],
-        "fits": [name for name, builtin in PROFILES.items() if not lacking(builtin, profile)],
+        "fits": [name for name, builtin in PROFILES.items() if not profile.lacks(builtin)],
     }
 
 

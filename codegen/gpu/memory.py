@@ -13,9 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import ArgumentError, DeviceError, GpuBufferError
 from ..profile import DeviceProfile
-
-# WebGPU's flags have the same numbers in both packages (and in every browser).
-_COPY_SRC, _COPY_DST, _UNIFORM, _STORAGE = 4, 8, 64, 128
+from .buffers import COPY_DST, COPY_SRC, STORAGE, UNIFORM
 
 
 class Memory(ABC):
@@ -34,7 +32,7 @@ class Memory(ABC):
         Its size is rounded up to 4 bytes, and to 16 at least. Raises ``DeviceError`` that names the limit it is past.
         """
         if not isinstance(source, np.ndarray):
-            return self._buffer(source, _STORAGE | _COPY_SRC | _COPY_DST, "max_storage_buffer_binding_size", label)
+            return self._buffer(source, STORAGE | COPY_SRC | COPY_DST, "max_storage_buffer_binding_size", label)
         buffer = self.storage(source.nbytes, label=label)
         self._fill(buffer, source.tobytes() + bytes(-source.nbytes % 4) if source.nbytes % 4 else source)
         return buffer
@@ -50,7 +48,7 @@ class Memory(ABC):
         """
         data = words.tobytes() if isinstance(words, np.ndarray) else b"".join(map(_word, words))
         data += bytes(-len(data) % 16)
-        buffer = self._buffer(len(data), _UNIFORM | _COPY_DST, "max_uniform_buffer_binding_size", label)
+        buffer = self._buffer(len(data), UNIFORM | COPY_DST, "max_uniform_buffer_binding_size", label)
         self._fill(buffer, data)
         return buffer
 

@@ -186,7 +186,7 @@ class Program:
         bound: dict[int, Any] = dict(words)
         for binding in step.variant.bindings:
             if not binding.words:
-                found = ranges[step.buffers.get(binding.role, binding.role)]
+                found = ranges[step.buffer_of(binding)]
                 bound[binding.binding] = (found.buffer, found.offset, found.size)
         return self.device.bind_group(pipeline, bound)
 

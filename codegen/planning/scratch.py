@@ -58,7 +58,7 @@ def layout(recipe: Recipe, alignment: int, max_buffer_size: int) -> ScratchLayou
     for step in recipe.steps:
         access: dict[str, set[Any]] = {"read": set(), "read_write": set(), "uniform": set()}
         for binding in step.variant.bindings:
-            access[binding.access].add(step.buffers.get(binding.role, binding.role))
+            access[binding.access].add(step.buffer_of(binding))
         apart |= {(one, other) for one in access["read"] for other in access["read_write"]}
     places: dict[str, tuple[int, int]] = {}
     sizes: list[int] = []

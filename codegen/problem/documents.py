@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..errors import ArgumentError
+from .checks import integers
 
 
 def doc_start_from_lengths(lengths: ArrayLike) -> NDArray[np.uint32]:
@@ -13,7 +14,7 @@ def doc_start_from_lengths(lengths: ArrayLike) -> NDArray[np.uint32]:
 
     Raises ``ArgumentError`` for anything else.
     """
-    array = _integers("lengths", lengths, 1)
+    array = _listed("lengths", lengths)
     if (array < 1).any():
         raise ArgumentError("lengths", array.tolist(), "positive lengths")
     return np.repeat(np.cumsum(array) - array, array).astype(np.uint32)
@@ -24,7 +25,7 @@ def doc_start_from_cu_seqlens(cu_seqlens: ArrayLike) -> NDArray[np.uint32]:
 
     Raises ``ArgumentError`` for anything else.
     """
-    array = _integers("cu_seqlens", cu_seqlens, 1)
+    array = _listed("cu_seqlens", cu_seqlens)
     if len(array) < 2 or array[0] != 0 or (np.diff(array) < 0).any():
         raise ArgumentError("cu_seqlens", array.tolist(), "0, then one end for each document, non-decreasing")
     lengths = np.diff(array)
@@ -36,20 +37,17 @@ def doc_start_from_segment_ids(segment_ids: ArrayLike) -> NDArray[np.uint32]:
 
     A document is a run of equal ids; an id that comes back later is a new document. Raises ``ArgumentError``.
     """
-    array = np.asarray(segment_ids)
+    array = integers("segment_ids", segment_ids)
     if array.ndim not in (1, 2) or not array.size:
         raise ArgumentError("segment_ids", f"shape {array.shape}", "(seq,) or (batch, seq)")
-    array = _integers("segment_ids", array, array.ndim)
     starts = np.ones(array.shape, bool)
     starts[..., 1:] = array[..., 1:] != array[..., :-1]
     positions = np.where(starts, np.arange(array.shape[-1]), 0)
     return np.maximum.accumulate(positions, axis=-1).astype(np.uint32)
 
 
-def _integers(name: str, value: ArrayLike, ndim: int) -> NDArray[np.int64]:
-    array = np.asarray(value)
-    if array.dtype.kind not in "iu" or array.ndim != ndim or not array.size:
-        raise ArgumentError(
-            name, f"{array.dtype} of shape {array.shape}", f"integers on {ndim} axis" + ("es" if ndim > 1 else "")
-        )
-    return array.astype(np.int64)
+def _listed(name: str, value: ArrayLike) -> NDArray[np.int64]:
+    array = integers(name, value)
+    if array.ndim != 1 or not array.size:
+        raise ArgumentError(name, f"shape {array.shape}", "integers on one axis")
+    return array

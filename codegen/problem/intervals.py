@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ArgumentError
+from .checks import integers
 from .mask import Interval
 from .problem import Problem
 
@@ -65,7 +66,7 @@ def document_starts(
         return None
     if doc_start is None:
         raise ArgumentError("doc_start", "nothing", "each query's first position of its document, for a mask with documents")
-    array = _integers("doc_start", doc_start, (q_len,), (batch, q_len))
+    array = integers("doc_start", doc_start, (q_len,), (batch, q_len))
     starts = np.broadcast_to(array, (batch, q_len))
     wrong = np.argwhere((starts < 0) | (False if past else starts > np.arange(q_len)))
     if len(wrong):
@@ -81,16 +82,4 @@ def key_counts(kv_lengths: npt.ArrayLike | None, kv_len: int, batch: int) -> Arr
     """``kv_lengths`` as (batch,) int64, or None. Raises as ``key_intervals`` does."""
     if kv_lengths is None:
         return None
-    array = _integers("kv_lengths", kv_lengths, (batch,))
-    if (array < 0).any() or (array > kv_len).any():
-        raise ArgumentError("kv_lengths", array.tolist(), f"whole numbers from 0 to {kv_len}")
-    return array
-
-
-def _integers(name: str, value: npt.ArrayLike, *shapes: tuple[int, ...]) -> Array:
-    array = np.asarray(value)
-    if array.dtype.kind not in "iu":
-        raise ArgumentError(name, f"an array of {array.dtype}", "integers")
-    if array.shape not in shapes:
-        raise ArgumentError(name, f"shape {array.shape}", " or ".join(map(str, shapes)))
-    return array.astype(np.int64)
+    return integers("kv_lengths", kv_lengths, (batch,), least=0, most=kv_len)

@@ -6,11 +6,11 @@ as the caller named them; ``Mask.interval`` resolves them, for given lengths, in
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass, replace
-from typing import Literal, SupportsIndex
+from typing import Literal
 
 from ..errors import ArgumentError
+from .checks import integer
 
 Align = Literal["bottom-right", "top-left"]
 Documents = Literal["", "causal", "whole"]
@@ -213,17 +213,6 @@ class Mask:
             parts.append(f"causal{align and f'({band.align})'}" if causal else f"window({band.left}, {band.right}{align})")
         parts += [f"prefix({p.length}{'' if p.align == 'bottom-right' else ', ' + p.align})" for p in self.prefixes]
         return " & ".join(parts) or "full"
-
-
-def integer(name: str, value: SupportsIndex, least: int) -> int:
-    """The value, once it is found to be a whole number of at least ``least``. Raises ``ArgumentError``."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise ArgumentError(name, repr(value), "an integer") from None
-    if isinstance(value, bool) or number < least:
-        raise ArgumentError(name, repr(value), f"an integer of at least {least}")
-    return number
 
 
 def _check_align(align: str) -> None:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..errors import ArgumentError
-from .mask import Interval, Mask, integer
+from .checks import integer
+from .mask import Interval, Mask
 from .strides import Shape, Strides, four_axes, side_by_side
 
 GRADIENTS = ("d_q", "d_k", "d_v")

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..errors import ArgumentError
+from .checks import finite
 from .problem import Problem
 
 
@@ -33,17 +34,6 @@ def resolve_numbers(problem: Problem, scale: float | None, softcap: float | None
 
 def default_scale(head_dim: int) -> float:
     return math.pow(head_dim, -0.5)
-
-
-def finite(name: str, value: float) -> float:
-    """The number as a float; raises ``ArgumentError`` unless it is one and finite."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise ArgumentError(name, repr(value), "a number") from None
-    if not math.isfinite(number):
-        raise ArgumentError(name, number, "a finite number")
-    return number
 
 
 def _resolved(head_dim: int, has_softcap: bool, scale: float | None, softcap: float | None) -> Numbers:

@@ -7,7 +7,6 @@ counts elements of 4 bytes.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ArgumentError
+from .checks import integer
 
 Shape: TypeAlias = tuple[int, int, int, int]
 Axes: TypeAlias = "list[tuple[int, int]]"
@@ -39,16 +39,8 @@ class Strides:
 
     def __post_init__(self) -> None:
         for name in ("batch", "row", "head", "offset"):
-            value = getattr(self, name)
-            try:
-                number = -1 if isinstance(value, bool) else operator.index(value)
-            except TypeError:
-                number = -1
-            if number < 0:
-                raise ArgumentError(
-                    f"{name} stride" if name != "offset" else name, repr(value), "a whole number of elements, 0 or more"
-                )
-            object.__setattr__(self, name, number)
+            called = name if name == "offset" else f"{name} stride"
+            object.__setattr__(self, name, integer(called, getattr(self, name), 0))
 
     @classmethod
     def contiguous(cls, shape: Shape) -> Strides:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ArgumentError
+from ..problem.checks import floats
 from ..problem.documents import doc_start_from_lengths
 from ..problem.mask import Mask
 from ..problem.problem import Problem
@@ -66,7 +67,7 @@ def case_from_file(path: Path, mask: Mask | None = None) -> Case:
     if "doc_start" in data:
         mask = mask & Mask.documents()
     batched = data["q"].ndim == 4
-    given = {name: _floats(f"{name} in {path.name}", data[name]) for name in ("q", "k", "v", "d_o", "o", "lse") if name in data}
+    given = {name: floats(f"{name} in {path.name}", data[name]) for name in ("q", "k", "v", "d_o", "o", "lse") if name in data}
     given = given if batched else {name: array[None] for name, array in given.items()}
     if any(given[name].ndim != 4 for name in ("k", "v", "d_o")):
         raise ArgumentError(f"k, v and do in {path.name}", "another number of axes than q's", "a batch axis for all or none")
@@ -86,7 +87,7 @@ def case_from_file(path: Path, mask: Mask | None = None) -> Case:
             raise ArgumentError(f"{name} in {path.name}", f"shape {given[name].shape}", f"{want}, the batch axis included")
     autograd: Outputs | None = None
     if all(f"d{x}_autograd" in data for x in "qkv"):
-        found = {f"d_{x}": _floats(f"d{x}_autograd in {path.name}", data[f"d{x}_autograd"]) for x in "qkv"}
+        found = {f"d_{x}": floats(f"d{x}_autograd in {path.name}", data[f"d{x}_autograd"]) for x in "qkv"}
         autograd = found if batched else {name: array[None] for name, array in found.items()}
     scale = float(data["scale"]) if "scale" in data else None
     name = path.stem.replace("_", " ")
@@ -103,12 +104,6 @@ def _load(path: Path) -> dict[str, NDArray[Any]]:
     if "do" in data:
         data.setdefault("d_o", data["do"])
     return data
-
-
-def _floats(name: str, array: NDArray[Any]) -> F32:
-    if array.dtype.kind not in "fiu":
-        raise ArgumentError(name, f"an array of {array.dtype}", "floats")
-    return np.ascontiguousarray(array, np.float32)
 
 
 def make_case(

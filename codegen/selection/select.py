@@ -119,7 +119,7 @@ def _select(problem: Problem, profile: DeviceProfile, algorithm: str | None, gua
 
 def _too_large(problem: Problem, profile: DeviceProfile) -> tuple[str, ...]:
     """The tensors that the device cannot bind whatever the algorithm; found before a recipe of a million steps is made."""
-    limit = min(profile.limits.max_storage_buffer_binding_size, profile.limits.max_buffer_size)
+    limit = profile.limits.binding_bytes
     sizes = {name: problem.buffer_bytes[name] for name in (*problem.inputs, *problem.outputs)}
     return tuple(f"{name} takes {size} bytes, the device binds {limit}" for name, size in sizes.items() if size > limit)
 
