@@ -140,21 +140,6 @@ def test_a_crash_is_tried_again_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert mark.exists() and report.faults() == []
 
 
-def test_an_excluded_variant_is_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    excluded = matrix.Exclusion(pattern="*wg128*causal", column="naga on gpu", reason="takes an hour")
-    monkeypatch.setattr(matrix, "EXCLUDED", (excluded,))
-    name = "attention_backward_wg128_dmax256_causal"
-    report = matrix.validate([manifest.load(name)], [fake("os._exit(1)")])
-    assert report.rows[name].compiles["naga on gpu"].status == "excluded" and report.faults() == []
-
-
-def test_exclusions_are_few_and_name_something() -> None:
-    assert len(matrix.EXCLUDED) <= 10
-    for exclusion in matrix.EXCLUDED:
-        assert validate.choose([exclusion.pattern], quick=False) and exclusion.reason
-        assert exclusion.column in {c.name for c in toolchains.columns()}
-
-
 def test_no_compiler_at_all_is_a_fault() -> None:
     broken = Column(compiler="tint", driver="swiftshader", missing="apt install chromium")
     report = matrix.validate([manifest.load(CAUSAL)], [broken])

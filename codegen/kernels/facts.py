@@ -13,6 +13,7 @@ from typing import Any, Literal, Protocol
 
 from ..plain import from_plain, to_plain
 from ..profile import DeviceProfile, Limits
+from .quirks import Described, quirks_of
 
 MAX_WORKGROUPS = Limits().max_compute_workgroups_per_dimension
 
@@ -176,11 +177,11 @@ class RenderedVariant:
         return sum(binding.access != "uniform" for binding in self.bindings)
 
     def shortfalls(self, profile: DeviceProfile) -> tuple[str, ...]:
-        """What the device lacks for this variant, one line each; empty where it fits."""
+        """Why the device is not for this variant, one line each; empty where it is."""
         return shortfalls(self, math.prod(self.workgroup_size), profile)
 
 
-class Needs(Protocol):
+class Needs(Described, Protocol):
     """What a device has to have for a kernel, as ``Variant`` and ``RenderedVariant`` both tell it."""
 
     @property
@@ -192,7 +193,7 @@ class Needs(Protocol):
 
 
 def shortfalls(variant: Needs, threads: int, profile: DeviceProfile) -> tuple[str, ...]:
-    """What the device lacks for a kernel of so many threads a workgroup, one line each; empty where it fits."""
+    """Why the device is not for a kernel of so many threads a workgroup, one line each: what it lacks, and its driver's bugs."""
     limits = profile.limits
     storage_buffers = sum(binding.access != "uniform" for binding in variant.bindings)
     needs = (
@@ -203,4 +204,4 @@ def shortfalls(variant: Needs, threads: int, profile: DeviceProfile) -> tuple[st
     )
     lines = [f"needs {need} {what}, the device has {have}" for what, need, have in needs if need > have]
     lines += [f"needs the feature {feature}" for feature in variant.features if feature not in profile.features]
-    return tuple(lines)
+    return (*lines, *quirks_of(variant, profile))

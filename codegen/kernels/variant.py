@@ -154,7 +154,7 @@ class Variant:
         return sum(array.bytes for array in self.workgroup_arrays)
 
     def shortfalls(self, profile: DeviceProfile) -> tuple[str, ...]:
-        """What the device lacks for this variant, one line each; empty where it fits."""
+        """Why the device is not for this variant, one line each; empty where it is."""
         return shortfalls(self, self.workgroup_size, profile)
 
     @property

@@ -7,7 +7,6 @@ its own, so that nothing is blamed for what came before it.
 from __future__ import annotations
 
 import base64
-import fnmatch
 import pickle
 import threading
 import time
@@ -28,18 +27,6 @@ TIMEOUT = 120.0
 OPEN_TIMEOUT = 60.0
 _SLOWNESS = {"tint on swiftshader": 3.0, "tint, no driver": 0.02}
 """Relative times of a task before any has been measured."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exclusion:
-    """Variants (a pattern of names) that a software driver cannot compile in time, and why."""
-
-    pattern: str
-    column: str
-    reason: str
-
-
-EXCLUDED: tuple[Exclusion, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,9 +209,6 @@ class _Matrix:
     def compile(self, variant: RenderedVariant, column: Column, worker: WorkerProcess | None) -> WorkerProcess | None:
         """Compiles a variant on a column, unless that has been done: for a recipe that it is part of."""
         known = self.compiled.setdefault(column.name, {})
-        excluded = next((e for e in EXCLUDED if e.column == column.name and fnmatch.fnmatch(variant.name, e.pattern)), None)
-        if excluded is not None:
-            known[variant.name] = Outcome(status="excluded", message=excluded.reason)
         if variant.name not in known:
             known[variant.name], worker = self.ask({"op": "compile", "variant": variant.as_json()}, column, worker)
         if variant.name in self.report.rows:
@@ -239,7 +223,7 @@ class _Matrix:
             worker = self.compile(rows[name].rendered if name in rows else manifest.load(name), column, worker)
             outcome = self.compiled[column.name][name]
             if outcome.status != "pipeline":
-                status = "needs" if outcome.status in ("module", "needs", "excluded") else "blocked"
+                status = "needs" if outcome.status in ("module", "needs", "quirk") else "blocked"
                 return Outcome(status=status, message=f"{name}: {outcome.status}"), worker
         if (column.name, names) in self.stuck:
             return Outcome(status="blocked", message="it hung on another mask"), worker

@@ -14,7 +14,7 @@ from ..wgsl.checks import Counts, Finding
 from .toolchains import Column
 
 BAD = ("refused", "crashed", "hung", "error")
-"""Statuses that fail. The others of a compile are pipeline, module, needs and excluded; of a run pass, fail, needs, blocked."""
+"""Statuses that fail. The others of a compile are pipeline, module, needs and quirk; of a run pass, fail, needs, blocked."""
 DEFAULT_PROFILES = ("webgpu-compat", "webgpu-default")
 
 
@@ -108,8 +108,9 @@ class Report:
         if row.not_run:
             return [f"{name}: not run: {row.not_run}"]
         executing = [column.name for column in self.columns if column.executes and column.name in self.devices]
+        executing = [c for c in executing if c not in row.compiles or row.compiles[c].status != "quirk"]
         if not executing or not row.fits_default or row.rendered.features:
-            return []  # a driver that has no room for it proves nothing against it
+            return []  # a driver that has no room for it, or is known to get it wrong, proves nothing against it
         passed = {o.mode for c in executing for o in row.runs.get(c, []) if o.status == "pass"}
         modes = [mode for mode in row.rendered.serves.masks or ("",) if mode not in passed]
         return (
@@ -128,7 +129,8 @@ class Report:
         if self.executed:
             lines.append(f"right on at least two drivers: {sum(len(row.right_drivers) >= 2 for row in rows)}")
         for name, row in self.rows.items():
-            only = [c for c, o in row.compiles.items() if o.status in ("module", "needs", "excluded")]
+            lines += [f"{name} is not for {c}: {o.message}" for c, o in row.compiles.items() if o.status == "quirk"]
+            only = [c for c, o in row.compiles.items() if o.status in ("module", "needs")]
             where = "; ".join(f"{c}: {row.compiles[c].status}, {row.compiles[c].message}" for c in only)
             if where:
                 lines.append(f"{name} wants {row.profile}: {where}")

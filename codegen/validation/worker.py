@@ -26,6 +26,7 @@ from ..errors import ArgumentError, DeviceError, WgslAttentionError
 from ..gpu import backends
 from ..gpu.device import Device, Pipeline, open_device
 from ..kernels.facts import Binding, RenderedVariant
+from ..kernels.quirks import quirks_of
 from ..kernels.uniform_words import pack_words
 from ..kernels.variant import Variant
 from ..planning.execute import run_plan
@@ -149,7 +150,7 @@ class Worker:
         return {"ok": True, "kind": "pipeline", "limits": device.profile.name, **seconds}
 
     def compile_module(self, variant: RenderedVariant) -> dict[str, Any]:
-        """The text alone, for a variant that this driver cannot hold as a pipeline."""
+        """The text alone, for a variant that this driver cannot hold as a pipeline, or gets wrong."""
         device = self.device(None)
         assert device is not None
         lacking = variant.shortfalls(device.profile)
@@ -162,7 +163,8 @@ class Worker:
         except backends.errors_of(self.backend) as error:
             message = str(backends.compile_error(self.backend, variant.name, code, error))
             return {"ok": False, "kind": "refused", "message": message}
-        return {"ok": True, "kind": "module", "message": "; ".join(lacking), "seconds": time.perf_counter() - start}
+        kind = "quirk" if quirks_of(variant, device.profile) else "module"
+        return {"ok": True, "kind": kind, "message": "; ".join(lacking), "seconds": time.perf_counter() - start}
 
     def run(self, run: Run) -> dict[str, Any]:
         """Executes a recipe on its small problem and holds the gradients against float64."""
