@@ -77,7 +77,8 @@ def test_layouts(wgpu: Device, layout: str, head_dim: int) -> None:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_fit_what_they_are_for(name: str) -> None:
     """The smallest everywhere, compatibility mode included; the others where there is the workgroup memory they are named for."""
-    profile = PROFILES["webgpu-compat" if name == "16k" else f"workgroup-{name}"]
+    bytes_ = LAYOUTS[name].workgroup_bytes
+    profile = PROFILES["webgpu-compat" if name == "16k" else "webgpu-default" if bytes_ == 16384 else f"workgroup-{bytes_ >> 10}k"]
     for head_dim, at_most in itertools.product((*HEAD_DIMS, *range(1, 257, 7)), (False, True)):
         made = choice(name, head_dim, at_most=at_most)
         for variant in made.kernels:
