@@ -235,12 +235,6 @@ def read(device: Device, x: Sample, buffers: dict[str, Any]) -> Outputs:
     return found
 
 
-def submit(device: Device, record: Callable[[Any], None]) -> None:
-    encoder = device.raw.create_command_encoder()
-    record(encoder)
-    device.raw.queue.submit([encoder.finish()])
-
-
 @pytest.mark.parametrize("algorithm", RECIPES)
 def test_record_on_the_callers_buffers_and_encoder(device: Device, algorithm: str) -> None:
     """Between work of the caller's own in the same encoder, twice, with another scale the second time."""
@@ -257,7 +251,7 @@ def test_record_on_the_callers_buffers_and_encoder(device: Device, algorithm: st
         made.record(encoder, second, scale=0.7)
         encoder.clear_buffer(first["lse"], 0, x["lse"].nbytes)
 
-    submit(device, record)
+    device.submit(record)
     for given, buffers in ((x, first), (other, second)):
         verdict = rule(given, algorithm).judge(read(device, given, buffers))
         assert verdict.ok, verdict
@@ -287,7 +281,7 @@ def test_offsets(wgpu: Device, algorithm: str) -> None:
     gradients = {name: np.full(shape, SENTINEL) for name, shape in p.outputs.items()}
     written = arena(wgpu, gradients)
     made = wa.plan(p, wgpu, algorithm=algorithm)
-    submit(wgpu, lambda encoder: made.record(encoder, {**read_from, **written}))
+    wgpu.submit(lambda encoder: made.record(encoder, {**read_from, **written}))
     verdict = rule(x, algorithm).judge(read(wgpu, x, written))
     assert verdict.ok, verdict
     raw = written["d_q"][0]
@@ -307,7 +301,7 @@ def test_accumulate(wgpu: Device, algorithm: str) -> None:
     for name, array in before.items():
         wgpu.write(buffers[name], array)
     for _ in range(3):
-        submit(wgpu, lambda encoder: made.record(encoder, buffers))
+        wgpu.submit(lambda encoder: made.record(encoder, buffers))
     found, right = read(wgpu, x, buffers), x.expected().outputs
     for name in GRADIENTS:
         np.testing.assert_allclose(found[name], 2 + 3 * right[name], rtol=0, atol=1e-4, err_msg=name)
@@ -319,7 +313,7 @@ def test_the_callers_own_device(wgpu: Device) -> None:
     x = sample(problem(Mask.documents(), SEQ))
     for algorithm in RECIPES:
         made, buffers = wa.plan(x.problem, device, algorithm=algorithm), caller_buffers(device, x)
-        submit(device, lambda encoder, made=made, buffers=buffers: made.record(encoder, buffers))
+        device.submit(lambda encoder, made=made, buffers=buffers: made.record(encoder, buffers))
         assert rule(x, algorithm).judge(read(device, x, buffers)).ok
     device.close()
     assert raw.create_buffer(size=16, usage=STORAGE) is not None
@@ -410,8 +404,7 @@ def test_rope_on_the_callers_buffer(wgpu: Device) -> None:
     right = wa.rope_backward(d_x, offset=3, device=wgpu)
     for tensor in ("q", "k"):
         spans = arena(wgpu, {"d_x": d_x})
-        submit(
-            wgpu,
+        wgpu.submit(
             lambda encoder, spans=spans, tensor=tensor: wa.record_rope_backward(
                 wgpu, encoder, spans["d_x"], offset=3, tensor=tensor, **sizes
             ),
@@ -461,7 +454,7 @@ def test_emulated_devices(emulated: Device, mask: Mask, algorithm: str) -> None:
     main = made.recipe.variants[0]
     assert main.params["seg_uniform"] == bool(mask.documents_mode)
     assert main.workgroup_size <= emulated.profile.limits.max_compute_invocations_per_workgroup
-    submit(emulated, lambda encoder: made.record(encoder, buffers))
+    emulated.submit(lambda encoder: made.record(encoder, buffers))
     verdict = rule(x, algorithm).judge(read(emulated, x, buffers))
     assert verdict.ok, f"{main.name}: {verdict}"
 

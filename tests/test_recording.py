@@ -44,14 +44,8 @@ def read(device: Device, x: Sample, buffers: Mapping[str, Any]) -> Outputs:
     return {n: np.frombuffer(device.read(buffers[n]), np.float32).reshape(shape) for n, shape in outputs.items()}
 
 
-def submit(device: Device, record: Callable[[Any], None]) -> None:
-    encoder = device.raw.create_command_encoder()
-    record(encoder)
-    device.raw.queue.submit([encoder.finish()])
-
-
 def right(device: Device, x: Sample, made: Plan, buffers: Mapping[str, Any], **options: Any) -> bool:
-    submit(device, lambda encoder: made.record(encoder, buffers, **options))
+    device.submit(lambda encoder: made.record(encoder, buffers, **options))
     return rule(x, made.recipe.algorithm).judge(read(device, x, buffers)).ok
 
 
@@ -128,7 +122,7 @@ def test_plans_share_scratch(wgpu: Device, x: Sample) -> None:
         for made, given in (*zip(plans, buffers, strict=True), (plans[0], buffers[0])):
             made.record(encoder, given)
 
-    submit(wgpu, record)
+    wgpu.submit(record)
     for given, held in zip((small, x), buffers, strict=True):
         assert rule(given, "tiled").judge(read(wgpu, given, held)).ok
     sizes = {name: max(made.scratch.get(name, 0) for made in plans) for made in plans for name in made.scratch}
@@ -154,7 +148,7 @@ def test_accumulate_or_overwrite_per_gradient(wgpu: Device, algorithm: str, adde
     x = sample(problem(Mask.causal(), SEQ, heads=4, kv_heads=2, accumulate=frozenset(added)))
     made, buffers = wa.plan(x.problem, wgpu, algorithm=algorithm), caller_buffers(wgpu, x, fill=2.0)
     for _ in range(2):
-        submit(wgpu, lambda encoder: made.record(encoder, buffers))
+        wgpu.submit(lambda encoder: made.record(encoder, buffers))
     found, expected = read(wgpu, x, buffers), x.expected().outputs
     for name in GRADIENTS:
         want = 2 + 2 * expected[name] if name in added else expected[name]
@@ -171,7 +165,7 @@ def test_a_pass_of_the_callers(device: Device, x: Sample) -> None:
         made.record_pass(compute_pass, buffers)
         compute_pass.end()
 
-    submit(device, record)
+    device.submit(record)
     assert rule(x, "tiled").judge(read(device, x, buffers)).ok
     cleared = wa.plan(CAUSAL, device, algorithm="streaming")
     encoder = device.raw.create_command_encoder()
@@ -208,7 +202,8 @@ class Counted:
 def test_a_warm_record_makes_nothing(wgpu: Device, x: Sample, monkeypatch: pytest.MonkeyPatch, algorithm: str) -> None:
     """Nor does it submit, write to the queue or read back: the raw device is touched by the caller's encoder only."""
     counted = Counted(wgpu.raw)
-    monkeypatch.setattr(wgpu, "raw", counted)
+    for holder, name in ((wgpu, "raw"), (wgpu._memory, "_raw"), (wgpu._pipelines, "_raw")):
+        monkeypatch.setattr(holder, name, counted)
     made = wa.plan(CAUSAL, wgpu, algorithm=algorithm)
     layers = [caller_buffers(wgpu, x) for _ in range(3)]
     shared = wgpu.zeros(4 * 16 * SEQ * 4 + 256)
@@ -262,7 +257,7 @@ def test_bind_groups_keep_no_buffer_alive(wgpu: Device, x: Sample) -> None:
     made.release()
     buffers, scratch = caller_buffers(wgpu, x), {name: wgpu.zeros(size) for name, size in made.scratch.items()}
     for given in ({}, {"scratch": scratch}):
-        submit(wgpu, lambda encoder, given=given: made.record(encoder, buffers, **given))
+        wgpu.submit(lambda encoder, given=given: made.record(encoder, buffers, **given))
     assert len(made._bound) == 2
     seen = weakref.ref(next(iter(scratch.values())))
     scratch.clear()
@@ -314,7 +309,7 @@ def test_plans_from_many_threads(wgpu: Device, x: Sample) -> None:
                 plans[which].add(id(made))
                 buffers = caller_buffers(wgpu, given[p])
                 for _ in range(3):
-                    submit(wgpu, lambda encoder, made=made, buffers=buffers: made.record(encoder, buffers))
+                    wgpu.submit(lambda encoder, made=made, buffers=buffers: made.record(encoder, buffers))
                 if not rule(given[p], made.recipe.algorithm).judge(read(wgpu, given[p], buffers)).ok:
                     faults.append((number, p))
         except Exception as error:
@@ -353,7 +348,7 @@ def opened(backend: str) -> Iterator[Device]:
 
 def test_closing_releases_everything(opened: Device, x: Sample) -> None:
     made, buffers = wa.plan(CAUSAL, opened, algorithm="short"), caller_buffers(opened, x)
-    submit(opened, lambda encoder: made.record(encoder, buffers))
+    opened.submit(lambda encoder: made.record(encoder, buffers))
     scratch = [weakref.ref(buffer) for buffer in opened.pool._buffers.values()]
     assert len(scratch) == 2
     encoder = opened.raw.create_command_encoder()
@@ -369,11 +364,11 @@ def test_closing_releases_everything(opened: Device, x: Sample) -> None:
 def test_a_lost_device_and_a_new_one(opened: Device, x: Sample) -> None:
     """One clear error, at the latest when the results are read; then the same at once, for whatever is asked."""
     made, buffers = wa.plan(CAUSAL, opened, algorithm="short"), caller_buffers(opened, x)
-    submit(opened, lambda encoder: made.record(encoder, buffers))
+    opened.submit(lambda encoder: made.record(encoder, buffers))
     opened.raw.destroy()
     with pytest.raises(DeviceError, match="was lost while"):
         with opened.guard("running the caller's program"):
-            submit(opened, lambda encoder: made.record(encoder, buffers))
+            opened.submit(lambda encoder: made.record(encoder, buffers))
         opened.read(buffers["d_q"])
     assert not opened.usable and len(opened.plans) == len(made._bound) == 0
     for use in (lambda: made.bind(buffers), lambda: wa.plan(CAUSAL, opened), lambda: wa.prepare([CAUSAL], opened)):

@@ -82,9 +82,7 @@ def run(
             flats[group] = np.where(np.isnan(flats[group]), SENTINEL, flats[group])
     made_buffers = {group: device.storage(flat, label=group[0]) for group, flat in flats.items()}
     buffers = {name: made_buffers[group_of.get(name, (name,))] for name in used.buffers}
-    encoder = device.raw.create_command_encoder()
-    used.record(encoder, buffers, given.scale)
-    device.raw.queue.submit([encoder.finish()])
+    device.submit(lambda encoder: used.record(encoder, buffers, given.scale))
     found: dict[str, Array] = {}
     for group, flat in flats.items():
         if group[0] in GRADIENTS:
@@ -389,9 +387,7 @@ def test_interleaved_by_the_buffers_offset(wgpu: Device) -> None:
     both = wgpu.zeros(4 * 40 * row)
     size = made.buffers["d_k"]
     buffers |= {"d_k": (both, 0, size), "d_v": (both, 4 * 2 * 64, size)}
-    encoder = wgpu.raw.create_command_encoder()
-    made.record(encoder, buffers)
-    wgpu.raw.queue.submit([encoder.finish()])
+    wgpu.submit(lambda encoder: made.record(encoder, buffers))
     flat = np.frombuffer(wgpu.read(both), np.float32)
     d_q = np.frombuffer(wgpu.read(buffers["d_q"]), np.float32).reshape(case["q"].shape)
     d_k, d_v = gather(flat, place, case["k"].shape), gather(flat[2 * 64 :], place, case["v"].shape)

@@ -204,10 +204,7 @@ class Workbench:
         plan = Plan(recipe, self.device)
         buffers = {name: self._buffer(name) for name in plan.buffers}
         steps = plan.bound(buffers, self.sample.numbers)
-        with self.device.guard("preparing a plan"):
-            encoder = self.device.raw.create_command_encoder()
-            plan.record_first(encoder, buffers)
-            self.device.raw.queue.submit([encoder.finish()])
+        self.device.submit(lambda encoder: plan.record_first(encoder, buffers), doing="preparing a plan")
         return PlanRunner(label, plan, steps)
 
     def _buffer(self, name: str) -> Any:

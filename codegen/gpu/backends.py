@@ -19,6 +19,7 @@ from typing import Any
 
 from ..errors import ArgumentError, DeviceError
 from ..profile import DeviceProfile, Limits
+from .buffers import COPY_SRC, QUERY_RESOLVE
 
 BACKENDS = ("wgpu", "dawn")
 """In the order in which they are tried."""
@@ -40,8 +41,6 @@ _GRAPHICS = {"vulkan": 0, "metal": 0, "d3d12": 0}
 _DAWN_ON = ("allow_unsafe_apis", "vulkan_enable_f16_on_nvidia")
 # Dawn rounds timestamps to 65 µs otherwise.
 _DAWN_OFF = ("timestamp_quantization",)
-# WebGPU's flags, whose numbers are the same everywhere.
-_COPY_SRC, _QUERY_RESOLVE = 4, 512
 _dawn_lock = threading.Lock()
 _dawn_is_set_up = False
 
@@ -259,7 +258,7 @@ def can_trust_modules() -> bool:
 def timed_pass(backend: str, raw: Any, record: Callable[[Any], None]) -> float | None:
     """Submits one compute pass that ``record`` fills; its seconds by the GPU's timestamps, None where those are no use."""
     queries = raw.create_query_set(type="timestamp", count=2)
-    resolved = raw.create_buffer(size=16, usage=_QUERY_RESOLVE | _COPY_SRC)
+    resolved = raw.create_buffer(size=16, usage=QUERY_RESOLVE | COPY_SRC)
     encoder = raw.create_command_encoder()
     stamps = {"query_set": queries, "beginning_of_pass_write_index": 0, "end_of_pass_write_index": 1}
     compute_pass = encoder.begin_compute_pass(timestamp_writes=stamps)

@@ -12,7 +12,7 @@ from ..errors import GpuBufferError
 BufferLike: TypeAlias = Any
 """A GPU buffer of the device's package, or (buffer, offset, size) in bytes."""
 
-COPY_SRC, COPY_DST, UNIFORM, STORAGE = 4, 8, 64, 128
+COPY_SRC, COPY_DST, UNIFORM, STORAGE, QUERY_RESOLVE = 4, 8, 64, 128, 512
 """WebGPU's buffer usage flags, the same numbers in every implementation."""
 
 _USAGES = {"COPY_SRC": COPY_SRC, "COPY_DST": COPY_DST, "UNIFORM": UNIFORM, "STORAGE": STORAGE}

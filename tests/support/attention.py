@@ -113,9 +113,7 @@ class Run:
         for name, shape in outputs.items():
             held = np.array(np.broadcast_to(self.before.get(name, SENTINEL), shape), np.float32)
             buffers[name] = device.storage(held, label=name)
-        encoder = device.raw.create_command_encoder()
-        self.plan.record_call(encoder, buffers, given.numbers, self.buffers)
-        device.raw.queue.submit([encoder.finish()])
+        device.submit(lambda encoder: self.plan.record_call(encoder, buffers, given.numbers, self.buffers))
         read = {name: np.frombuffer(device.read(buffers[name]), np.float32) for name in outputs}
         return {name: x[: np.prod(outputs[name])].reshape(outputs[name]) for name, x in read.items()}
 
