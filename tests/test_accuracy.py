@@ -15,16 +15,14 @@ from wgsl_attention.reference import accuracy
 from wgsl_attention.reference import attention as reference
 from wgsl_attention.reference.accuracy import Expected
 from wgsl_attention.reference.attention import Outputs
+from wgsl_attention.reference.samples import random_sample
 
 PROBLEM = Problem(batch=2, q_len=150, kv_len=150, heads=4, kv_heads=2, head_dim=32, mask=Mask.causal())
 
 
 def inputs(problem: Problem, seed: int = 0) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    query, key = (problem.batch, problem.q_len, problem.heads), (problem.batch, problem.kv_len, problem.kv_heads)
-    shapes = {"q": (*query, problem.head_dim), "k": (*key, problem.head_dim), "v": (*key, problem.v_head_dim)}
-    shapes["d_o"] = (*query, problem.v_head_dim)
-    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    drawn = random_sample(problem, seed=seed)
+    return {name: drawn[name] for name in ("q", "k", "v", "d_o")}
 
 
 def rounded(gradients: Outputs) -> Outputs:
@@ -242,3 +240,48 @@ def test_the_real_step() -> None:
     again = accuracy.expected(problem, **arrays, **options)
     for name in GRADIENTS:
         assert np.array_equal(again.tolerances[name], expected.tolerances[name])
+
+
+def test_the_chain_only_widens_what_is_added_up() -> None:
+    problem = Problem(q_len=70, kv_len=90, heads=2, kv_heads=1, head_dim=16, mask=Mask.window(0, 0))
+    right, wider = (accuracy.expected(problem, **inputs(problem), chained=chained) for chained in (False, True))
+    assert np.array_equal(wider.tolerances["d_q"], right.tolerances["d_q"])
+    for name in ("d_k", "d_v"):
+        before, after = right.tolerances[name], wider.tolerances[name]
+        assert (after >= before).all() and (after <= 3 * before).all()
+        assert ((after == 0) == (before == 0)).all() and (before == 0).any()  # keys that nobody sees stay at zero
+
+
+@pytest.mark.parametrize("mask", [Mask.causal(), Mask.window(5, 3), Mask.prefix(9)], ids=str)
+def test_the_chain_is_one_addition_after_another(mask: Mask) -> None:
+    """Query by query, and for each its heads; the terms are those of the definition."""
+    problem = Problem(q_len=70, kv_len=70, heads=4, kv_heads=2, head_dim=8, mask=mask)
+    arrays = inputs(problem)
+    q, k, v, d_o = (arrays[name].astype(float) for name in ("q", "k", "v", "d_o"))
+    lo, hi = reference.key_intervals(problem)
+    chain = {"d_k": np.zeros(k.shape, np.float32), "d_v": np.zeros(v.shape, np.float32)}
+    for i, h in np.ndindex(70, 4):
+        seen, kv = slice(lo[0, i], hi[0, i]), h // 2
+        e = np.exp(k[0, seen, kv] @ q[0, i, h] / np.sqrt(8))
+        p, d_p = e / e.sum(), v[0, seen, kv] @ d_o[0, i, h]
+        d_s = p * (d_p - p @ d_p) / np.sqrt(8)
+        chain["d_k"][0, seen, kv] += d_s.astype(np.float32)[:, None] * arrays["q"][0, i, h]
+        chain["d_v"][0, seen, kv] += p.astype(np.float32)[:, None] * arrays["d_o"][0, i, h]
+    found = reference.chained(problem, **arrays)
+    assert set(found) == set(chain)
+    for name, want in chain.items():
+        assert found[name].dtype == np.float32
+        # a term that float64 rounds otherwise may be rounded otherwise to float32 too
+        np.testing.assert_allclose(found[name], want, rtol=0, atol=2.0**-22, err_msg=name)
+
+
+def test_rope_is_judged() -> None:
+    d_x = np.random.default_rng(0).standard_normal((1, 70, 2, 8)).astype(np.float32)
+    right = reference.rope_backward(d_x, offset=100_000).astype(np.float32)
+    assert accuracy.judge_rope("d_q", right, d_x, 100_000).ok
+    assert not accuracy.judge_rope("d_q", reference.rope_backward(d_x, offset=99_999).astype(np.float32), d_x, 100_000).ok
+    right[0, 3, 1, 2] = np.nan
+    judged = accuracy.judge_rope("d_q", right, d_x, 100_000)
+    assert (judged.ok, judged.head, judged.rows, judged.reason) == (False, 1, (3, 4), "not finite")
+    zeros = np.zeros_like(d_x)
+    assert accuracy.judge_rope("d_q", zeros, zeros, 0).multiple == 0

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.attention import RECIPES, Inputs, documents, inputs, problem, wgpu_device
+from support.attention import RECIPES, documents, problem, rule, sample, wgpu_device
 from wgsl_attention import ArgumentError, Gradients, Mask, Problem, UnservedProblemError, attention_backward, rope_backward
 from wgsl_attention.gpu.device import Device
 from wgsl_attention.problem.problem import GRADIENTS
 from wgsl_attention.reference import attention as float64
+from wgsl_attention.reference.samples import Sample
 from wgsl_attention.selection.select import select
 
 Array = np.ndarray[Any, Any]
@@ -26,13 +27,13 @@ def wgpu() -> Device:
 
 
 @pytest.fixture(scope="module")
-def causal() -> Inputs:
-    return inputs(problem(Mask.causal(), SEQ, heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM))
+def causal() -> Sample:
+    return sample(problem(Mask.causal(), SEQ, heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM))
 
 
-def call(x: Inputs, device: Device, *, batched: bool = False, **changes: Any) -> Gradients:
+def call(x: Sample, device: Device, *, batched: bool = False, **changes: Any) -> Gradients:
     """The call that ``x`` describes, with changes; without a batch axis unless ``batched``."""
-    arrays: dict[str, Any] = {name: array if batched else array[0] for name, array in x.arrays.items()}
+    arrays: dict[str, Any] = {name: x[name] if batched else x[name][0] for name in x.problem.inputs}
     arguments = {"mask": x.problem.mask, "scale": x.scale, "device": device, **arrays, **changes}
     return attention_backward(**arguments)
 
@@ -121,7 +122,7 @@ BAD_INPUT |= {f"kv_lengths: {key}": ({"kv_lengths": v}, "kv_lengths", "want") fo
 
 
 @pytest.mark.parametrize(("changes", "argument", "message"), BAD_INPUT.values(), ids=BAD_INPUT)
-def test_bad_input(wgpu: Device, causal: Inputs, changes: dict[str, Any], argument: str, message: str) -> None:
+def test_bad_input(wgpu: Device, causal: Sample, changes: dict[str, Any], argument: str, message: str) -> None:
     """Each its own error, naming the argument, before a device is used (but for names that only ``select`` knows)."""
     device = wgpu if argument in ("algorithm", "guard") else NOBODY
     with pytest.raises(ArgumentError, match=message) as raised:
@@ -129,8 +130,8 @@ def test_bad_input(wgpu: Device, causal: Inputs, changes: dict[str, Any], argume
     assert raised.value.argument == argument and isinstance(raised.value, ValueError)
 
 
-def test_mask_is_required(causal: Inputs) -> None:
-    arrays = {name: array[0] for name, array in causal.arrays.items()}
+def test_mask_is_required(causal: Sample) -> None:
+    arrays = {name: causal[name][0] for name in causal.problem.inputs}
     with pytest.raises(TypeError, match="mask"):
         attention_backward(**arrays)
 
@@ -160,9 +161,9 @@ def test_bad_rope_input(changes: dict[str, Any], argument: str, message: str) ->
 # Conversions
 
 
-def test_shapes_and_dtypes_of_the_result(wgpu: Device, causal: Inputs) -> None:
+def test_shapes_and_dtypes_of_the_result(wgpu: Device, causal: Sample) -> None:
     found, batched = call(causal, wgpu), call(causal, wgpu, batched=True)
-    for gradient, array in (("d_q", causal.q), ("d_k", causal.k), ("d_v", causal.v)):
+    for gradient, array in (("d_q", causal["q"]), ("d_k", causal["k"]), ("d_v", causal["v"])):
         one, four = getattr(found, gradient), getattr(batched, gradient)
         assert one.shape == array.shape[1:] and four.shape == array.shape and one.dtype == four.dtype == np.float32
         assert one.flags.writeable and one.tobytes() == four.tobytes()
@@ -181,25 +182,25 @@ CONVERSIONS = {
 
 
 @pytest.mark.parametrize("convert", CONVERSIONS.values(), ids=CONVERSIONS)
-def test_conversions(wgpu: Device, causal: Inputs, convert: Any) -> None:
-    changed = {name: convert(array[0]) for name, array in causal.arrays.items()}
+def test_conversions(wgpu: Device, causal: Sample, convert: Any) -> None:
+    changed = {name: convert(causal[name][0]) for name in causal.problem.inputs}
     found, plain = call(causal, wgpu, **changed), call(causal, wgpu)
     for gradient in GRADIENTS:
         assert getattr(found, gradient).tobytes() == getattr(plain, gradient).tobytes()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.int8, np.int64, np.uint16])
-def test_narrow_and_whole_numbers(wgpu: Device, causal: Inputs, dtype: Any) -> None:
+def test_narrow_and_whole_numbers(wgpu: Device, causal: Sample, dtype: Any) -> None:
     """Converted to float32, whatever they are."""
     low = 0 if np.dtype(dtype).kind == "u" else -2
     numbers = np.random.default_rng(0).integers(low, 3, (2, SEQ, HEADS, HEAD_DIM))
-    x = inputs(causal.problem, q=numbers[:1], k=numbers[1:, :, :KV_HEADS])
-    found = call(x, wgpu, q=x.q[0].astype(dtype), k=x.k[0].astype(dtype))
+    x = sample(causal.problem, q=numbers[:1], k=numbers[1:, :, :KV_HEADS])
+    found = call(x, wgpu, q=x["q"][0].astype(dtype), k=x["k"][0].astype(dtype))
     verdict = x.expected().judge(batch_of_one(found))
     assert verdict.ok, verdict
 
 
-def test_inputs_are_left_alone(wgpu: Device, causal: Inputs) -> None:
+def test_inputs_are_left_alone(wgpu: Device, causal: Sample) -> None:
     before = {name: array.tobytes() for name, array in causal.arrays.items()}
     call(causal, wgpu)
     assert before == {name: array.tobytes() for name, array in causal.arrays.items()}
@@ -207,9 +208,9 @@ def test_inputs_are_left_alone(wgpu: Device, causal: Inputs) -> None:
 
 @pytest.mark.parametrize("dtype", [np.int64, np.uint8, np.int32])
 def test_doc_start_of_any_integer(wgpu: Device, dtype: Any) -> None:
-    x = inputs(problem(Mask.documents(), SEQ, batch=2))
-    same = inputs(problem(Mask.documents(), SEQ, batch=2), doc_start=np.broadcast_to(x.doc_start[0], (2, SEQ)))
-    for given_, doc_start in ((x, x.doc_start), (same, x.doc_start[0])):
+    x = sample(problem(Mask.documents(), SEQ, batch=2))
+    same = sample(problem(Mask.documents(), SEQ, batch=2), doc_start=np.broadcast_to(x["doc_start"][0], (2, SEQ)))
+    for given_, doc_start in ((x, x["doc_start"]), (same, x["doc_start"][0])):
         found = call(given_, wgpu, batched=True, doc_start=doc_start.astype(dtype))
         verdict = given_.expected().judge(outputs(found))
         assert verdict.ok, verdict
@@ -224,10 +225,10 @@ def test_rope_converts(wgpu: Device) -> None:
 
 
 @pytest.mark.parametrize("given_", ["o", "delta"])
-def test_o_and_delta_change_nothing_wrong(wgpu: Device, causal: Inputs, given_: str) -> None:
+def test_o_and_delta_change_nothing_wrong(wgpu: Device, causal: Sample, given_: str) -> None:
     """They save work where a kernel uses them; the gradients are as right."""
-    o, _ = float64.forward(causal.problem, causal.q, causal.k, causal.v)
-    extra = {"o": o[0]} if given_ == "o" else {"delta": (o * causal.d_o).sum(axis=-1)[0]}
+    o, _ = float64.forward(causal.problem, causal["q"], causal["k"], causal["v"])
+    extra = {"o": o[0]} if given_ == "o" else {"delta": (o * causal["d_o"]).sum(axis=-1)[0]}
     found = call(causal, wgpu, **extra)
     verdict = causal.expected().judge(batch_of_one(found))
     assert verdict.ok, verdict
@@ -241,14 +242,14 @@ def test_result_is_the_same_for_both_recipes(device: Device, mask: Mask) -> None
     """Streaming adds and short overwrites on the GPU; here neither shows, also the second time."""
     if device.backend == "dawn" and mask != Mask.causal():
         pytest.skip("each pipeline takes Dawn on SwiftShader seconds")
-    x = inputs(problem(mask, SEQ))
+    x = sample(problem(mask, SEQ))
     for algorithm in RECIPES:
         for _ in range(2):
-            verdict = x.expected(algorithm).judge(outputs(call(x, device, batched=True, algorithm=algorithm)))
+            verdict = rule(x, algorithm).judge(outputs(call(x, device, batched=True, algorithm=algorithm)))
             assert verdict.ok, verdict
 
 
-def test_unserved_problem_says_why(wgpu: Device, causal: Inputs) -> None:
+def test_unserved_problem_says_why(wgpu: Device, causal: Sample) -> None:
     with pytest.raises(UnservedProblemError, match="short has no mask mode for") as raised:
         call(causal, wgpu, mask=Mask.window(2, 2), algorithm="short")
     assert raised.value.reasons
@@ -259,10 +260,10 @@ def test_unserved_problem_says_why(wgpu: Device, causal: Inputs) -> None:
 
 def test_check_lse_accepts_the_right_one(wgpu: Device) -> None:
     for mask in (Mask.full(), Mask.causal(), Mask.documents(), Mask.window(3, 1)):
-        x = inputs(problem(mask, SEQ, batch=2), scale=0.3)
-        assert x.expected("streaming").judge(outputs(call(x, wgpu, batched=True, check_lse=True))).ok
-    empty = inputs(problem(Mask.causal(), 30, 20))
-    assert np.isposinf(empty.lse).any()
+        x = sample(problem(mask, SEQ, batch=2), scale=0.3)
+        assert rule(x, "streaming").judge(outputs(call(x, wgpu, batched=True, check_lse=True))).ok
+    empty = sample(problem(Mask.causal(), 30, 20))
+    assert np.isposinf(empty["lse"]).any()
     call(empty, wgpu, check_lse=True)
 
 
@@ -270,9 +271,9 @@ def first_row(batch: int, position: int, head: int) -> str:
     return f"first at batch entry {batch}, position {position}, head {head}"
 
 
-def test_check_lse_names_the_first_row(causal: Inputs) -> None:
-    x = inputs(problem(Mask.causal(), SEQ, batch=2, heads=HEADS, kv_heads=KV_HEADS))
-    lse = x.lse.copy()
+def test_check_lse_names_the_first_row(causal: Sample) -> None:
+    x = sample(problem(Mask.causal(), SEQ, batch=2, heads=HEADS, kv_heads=KV_HEADS))
+    lse = x["lse"].copy()
     lse[1, 7, 2] += 0.01
     lse[1, 9, 0] = np.nan
     with pytest.raises(ArgumentError, match=first_row(1, 7, 2)) as raised:
@@ -281,28 +282,28 @@ def test_check_lse_names_the_first_row(causal: Inputs) -> None:
 
 
 WRONG_LSE: dict[str, Any] = {
-    "base 2": lambda x: {"lse": x.lse[0] / np.float32(np.log(2))},
+    "base 2": lambda x: {"lse": x["lse"][0] / np.float32(np.log(2))},
     "no scale": lambda x: {"scale": 1.0},
     "another mask": lambda x: {"mask": Mask.full()},
-    "heads swapped": lambda x: {"lse": x.lse[0, :, ::-1]},
-    "zeros": lambda x: {"lse": np.zeros_like(x.lse[0])},
-    "nan": lambda x: {"lse": np.full_like(x.lse[0], np.nan)},
-    "infinite where something is visible": lambda x: {"lse": np.full_like(x.lse[0], np.inf)},
-    "a sink": lambda x: {"lse": x.lse[0] + np.float32(0.05)},
+    "heads swapped": lambda x: {"lse": x["lse"][0, :, ::-1]},
+    "zeros": lambda x: {"lse": np.zeros_like(x["lse"][0])},
+    "nan": lambda x: {"lse": np.full_like(x["lse"][0], np.nan)},
+    "infinite where something is visible": lambda x: {"lse": np.full_like(x["lse"][0], np.inf)},
+    "a sink": lambda x: {"lse": x["lse"][0] + np.float32(0.05)},
 }
 
 
 @pytest.mark.parametrize("wrong", WRONG_LSE.values(), ids=WRONG_LSE)
-def test_check_lse_finds(causal: Inputs, wrong: Any) -> None:
+def test_check_lse_finds(causal: Sample, wrong: Any) -> None:
     with pytest.raises(ArgumentError, match=r"lse: got Σ P off from 1 .* first at batch entry 0, position \d+, head \d"):
         call(causal, NOBODY, check_lse=True, **wrong(causal))
 
 
 @pytest.mark.parametrize("algorithm", RECIPES)
-def test_lse_with_a_sink_is_right_without_the_check(wgpu: Device, causal: Inputs, algorithm: str) -> None:
-    lse = causal.lse + np.float32(0.05)
+def test_lse_with_a_sink_is_right_without_the_check(wgpu: Device, causal: Sample, algorithm: str) -> None:
+    lse = causal["lse"] + np.float32(0.05)
     found = call(causal, wgpu, lse=lse[0], algorithm=algorithm)
-    verdict = causal.expected(algorithm, lse=lse).judge(batch_of_one(found))
+    verdict = rule(causal, algorithm, lse=lse).judge(batch_of_one(found))
     assert verdict.ok, verdict
 
 
@@ -334,7 +335,7 @@ def masks(draw: st.DrawFn) -> Mask:
 
 
 @st.composite
-def calls(draw: st.DrawFn) -> tuple[Inputs, float]:
+def calls(draw: st.DrawFn) -> tuple[Sample, float]:
     mask = draw(masks())
     q_len = draw(st.integers(1, 40))
     kv_len = q_len if mask.documents_mode else draw(st.integers(1, 40) | st.just(q_len))
@@ -356,17 +357,17 @@ def calls(draw: st.DrawFn) -> tuple[Inputs, float]:
         drawn = np.array([draw(starts) for _ in range(p.batch)])
         doc_start = np.minimum(drawn, np.arange(q_len)) if draw(st.booleans()) else documents(p, seed=seed)
     scale = draw(st.none() | st.sampled_from([0.0, 0.1, -0.5, 1.0]))
-    q = size * inputs(p, seed=seed, doc_start=doc_start).q
-    return inputs(p, seed=seed, doc_start=doc_start, scale=scale, q=q), size
+    q = size * sample(p, seed=seed, doc_start=doc_start)["q"]
+    return sample(p, seed=seed, doc_start=doc_start, scale=scale, q=q), size
 
 
 @DRAWN
 @given(calls())
-def test_any_problem(wgpu: Device, drawn: tuple[Inputs, float]) -> None:
+def test_any_problem(wgpu: Device, drawn: tuple[Sample, float]) -> None:
     """Every algorithm that serves the problem passes the rule, and one always does."""
     x, _ = drawn
     served = [name for name in RECIPES if select(x.problem, wgpu.profile, algorithm=name).candidates]
     assert "streaming" in served
     for algorithm in served:
-        verdict = x.expected(algorithm).judge(outputs(call(x, wgpu, batched=True, algorithm=algorithm, check_lse=True)))
+        verdict = rule(x, algorithm).judge(outputs(call(x, wgpu, batched=True, algorithm=algorithm, check_lse=True)))
         assert verdict.ok, f"{algorithm}: {verdict}"

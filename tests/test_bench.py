@@ -18,12 +18,13 @@ from wgsl_attention.__main__ import main
 from wgsl_attention.algorithms.tiled_layouts import LAYOUTS
 from wgsl_attention.benchmarking import timing
 from wgsl_attention.benchmarking.bench import Report, Result, measure
-from wgsl_attention.benchmarking.contenders import NAMES, contenders, document_starts, operations, visible_pairs
+from wgsl_attention.benchmarking.contenders import NAMES, contenders, operations, visible_pairs
 from wgsl_attention.benchmarking.pytorch import TorchRunner
 from wgsl_attention.benchmarking.timing import Timing, Workbench, race
 from wgsl_attention.cli import plots
 from wgsl_attention.gpu.device import Pipeline
 from wgsl_attention.planning.plan import plan
+from wgsl_attention.reference.samples import timed_sample
 
 Out = pytest.CaptureFixture[str]
 SHAPE = "40,2,1,16"
@@ -123,22 +124,16 @@ def test_medians_and_quartiles() -> None:
 )
 def test_pairs_that_a_mask_shows(mask: Mask, pairs: float) -> None:
     p = problem(mask)
-    assert visible_pairs(p, document_starts(p)) == pairs
-    assert visible_pairs(problem(mask, batch=3), document_starts(p)) == 3 * pairs
-    assert operations(p, document_starts(p)) == 5 * 2 * pairs * 16 * 4
+    starts = timed_sample(p).arrays.get("doc_start")
+    assert visible_pairs(p, starts) == pairs
+    assert visible_pairs(problem(mask, batch=3), None if starts is None else starts[0]) == 3 * pairs
+    assert operations(p, starts) == 5 * 2 * pairs * 16 * 4
 
 
 def test_pairs_and_operations_of_other_shapes() -> None:
     assert visible_pairs(problem(Mask.causal(), 10, 30)) == sum(range(21, 31))
     assert visible_pairs(problem(Mask.causal("top-left"), 30, 10)) == sum(min(10, i + 1) for i in range(30))
     assert operations(problem(Mask.full(), v_head_dim=8)) == 2 * (3 * 16 + 2 * 8) * 64 * 64 * 4
-
-
-def test_document_starts() -> None:
-    p = problem(Mask.documents(), 10)
-    assert document_starts(problem(Mask.causal(), 10)) is None
-    assert np.array_equal(document_starts(p, 4), [0, 0, 0, 0, 4, 4, 4, 4, 8, 8])
-    assert np.array_equal(document_starts(p), np.arange(10))
 
 
 # Who takes part
@@ -201,7 +196,7 @@ def test_the_workbench_shares_its_buffers() -> None:
     """What is timed computes what it should, from rows whose probabilities add up to about 1."""
     device = wgpu_device()
     p = problem(Mask.causal(), 32, given="o")
-    bench = Workbench(device, p)
+    bench = Workbench(device, timed_sample(p))
     runners = {}
     for name in ("short", "streaming"):
         recipe = contenders(p, device.profile, [name])[0].recipe
@@ -225,7 +220,7 @@ def test_every_term_that_a_problem_can_have() -> None:
     device = wgpu_device()
     p = problem(Mask.causal(), 24, 40, softcap=True, alibi=True, kv_lengths=True, batch=2, v_head_dim=8, given="delta")
     (found,) = contenders(p, device.profile, ["tiled"])
-    assert found.recipe is not None and Workbench(device, p).prepare("tiled", found.recipe).time() > 0
+    assert found.recipe is not None and Workbench(device, timed_sample(p)).prepare("tiled", found.recipe).time() > 0
 
 
 def test_record_pass() -> None:
@@ -233,7 +228,7 @@ def test_record_pass() -> None:
     device = wgpu_device()
     p = problem(Mask.causal(), 24)
     made, cleared = plan(p, device, algorithm="short"), plan(p, device, algorithm="streaming")
-    bench = Workbench(device, p)
+    bench = Workbench(device, timed_sample(p))
     buffers = {name: bench._buffer(name) for name in made.buffers}
     assert made.first == () and cleared.first == ("d_q is cleared", "d_k is cleared", "d_v is cleared")
     device.run(lambda compute_pass: made.record_pass(compute_pass, buffers))
@@ -388,5 +383,5 @@ def test_torch_agrees_on_what_is_asked() -> None:
     pytest.importorskip("torch", exc_type=ImportError)
     for mask in (Mask.full(), Mask.causal(), Mask.window(3, 0), Mask.documents()):
         p = problem(mask, 16)
-        runner = TorchRunner(p, document_starts(p))
+        runner = TorchRunner(p, timed_sample(p).arrays.get("doc_start"))
         assert runner.time(2) > 0 and runner.label == f"PyTorch, {runner.on}"

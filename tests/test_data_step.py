@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from conftest import skip_without
 from support import original_host
-from support.attention import RECIPES, Inputs, run, wgpu_device
+from support.attention import RECIPES, run, wgpu_device
 from support.original_host import Host, modules
 from wgsl_attention import attention_backward
 from wgsl_attention.gpu.device import Device
@@ -29,6 +29,7 @@ from wgsl_attention.problem.problem import GRADIENTS, Problem
 from wgsl_attention.reference import accuracy
 from wgsl_attention.reference import attention as reference
 from wgsl_attention.reference.attention import Outputs
+from wgsl_attention.reference.samples import Sample
 
 Array = np.ndarray[Any, Any]
 AT_MOST = 2e-6
@@ -101,7 +102,7 @@ def test_other_workgroup_sizes(
     if lacking:
         pytest.skip("; ".join(lacking))
     arrays = {name: step[name][None] for name in ("q", "k", "v", "d_o", "lse", "doc_start")}
-    verdict = expected.judge(run(wgpu, recipe, Inputs(problem=problem, **arrays)))
+    verdict = expected.judge(run(wgpu, recipe, Sample(problem=problem, arrays=arrays)))
     assert verdict.ok, verdict
 
 

@@ -308,6 +308,7 @@ def test_a_lost_device_says_so(backend: str) -> None:
         lambda device, buffer: device.write(buffer, b"abcd"),
         lambda device, buffer: device.pipeline(rendered()),
         lambda device, buffer: device.time(lambda compute_pass: None),
+        lambda device, buffer: device.submit(lambda encoder: encoder.clear_buffer(buffer)),
     ]
     for number, use in enumerate(uses):
         with open_device(backend) as device:

@@ -17,16 +17,17 @@ from support.attention import (
     RECIPES,
     SENTINEL,
     Array,
-    Inputs,
     Run,
     documents,
-    inputs,
     problem,
+    rule,
     run,
+    sample,
     short,
     streaming,
     wgpu_device,
 )
+from support.kinds import INPUTS
 from wgsl_attention.algorithms.recipe import Recipe
 from wgsl_attention.errors import VariantError
 from wgsl_attention.gpu.device import Device, open_device
@@ -40,6 +41,7 @@ from wgsl_attention.problem.mask import Align, Mask
 from wgsl_attention.problem.problem import GRADIENTS, Problem
 from wgsl_attention.reference import attention as reference
 from wgsl_attention.reference.attention import Outputs
+from wgsl_attention.reference.samples import Sample
 from wgsl_attention.rendering.kernel_text import rendered
 from wgsl_attention.rendering.render import render
 from wgsl_attention.selection import catalog
@@ -62,9 +64,9 @@ def wgpu() -> Device:
     return wgpu_device()
 
 
-def check(device: Device, recipe: Recipe, given: Inputs, lse: Array | None = None) -> None:
+def check(device: Device, recipe: Recipe, given: Sample, lse: Array | None = None) -> None:
     """The recipe's gradients pass the rule; every element is written, as the buffers held something else."""
-    verdict = given.expected(recipe.algorithm, lse).judge(run(device, recipe, given))
+    verdict = rule(given, recipe.algorithm, lse).judge(run(device, recipe, given))
     assert verdict.ok, f"{' + '.join(v.name for v in recipe.variants)}: {verdict}"
 
 
@@ -101,18 +103,18 @@ def test_variant(wgpu: Device, name: str) -> None:
     recipes = variant_recipes(variant)
     assert recipes and all(variant in recipe.variants for recipe in recipes)
     for recipe in recipes:
-        check(wgpu, recipe, inputs(recipe.problem))
+        check(wgpu, recipe, sample(recipe.problem))
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_every_backend(device: Device, algorithm: str) -> None:
     p = problem(Mask.documents(), 70, heads=4, kv_heads=2)
-    check(device, RECIPES[algorithm](p, mask="documents", seg_uniform=True), inputs(p))
+    check(device, RECIPES[algorithm](p, mask="documents", seg_uniform=True), sample(p))
 
 
 def test_unchecked_modules_give_the_same_bits(wgpu: Device) -> None:
     p = problem(Mask.causal(), 65)
-    given = inputs(p)
+    given = sample(p)
     with open_device("wgpu", trusted=False) as checked:
         assert_same_bits(run(wgpu, short(p, mask="causal"), given), run(checked, short(p, mask="causal"), given))
 
@@ -125,7 +127,7 @@ def test_unchecked_modules_give_the_same_bits(wgpu: Device) -> None:
 def test_lengths(wgpu: Device, algorithm: str, seq: int) -> None:
     p = problem(Mask.causal(), seq)
     limit = {} if algorithm == "streaming" else {"max_seq": 1088}
-    check(wgpu, RECIPES[algorithm](p, wg=64, mask="causal", **limit), inputs(p))
+    check(wgpu, RECIPES[algorithm](p, wg=64, mask="causal", **limit), sample(p))
 
 
 @pytest.mark.parametrize("head_dim", [1, 8, 21, 32, 40, 59, 64, 72, 80, 96, 104, 111, 128, 160, 192, 203, 256])
@@ -133,7 +135,7 @@ def test_lengths(wgpu: Device, algorithm: str, seq: int) -> None:
 def test_head_dims_exact_and_at_most(wgpu: Device, algorithm: str, head_dim: int) -> None:
     """With 64 threads, so that most head dims are above the workgroup size."""
     p = problem(Mask.causal(), 33, head_dim=head_dim)
-    given, recipe = inputs(p), RECIPES[algorithm]
+    given, recipe = sample(p), RECIPES[algorithm]
     check(wgpu, recipe(p, mask="causal", head_dim=256, at_most=True), given)
     # llvmpipe unrolls a loop of up to 32 turns, which takes it seconds for each streaming kernel; test_variant has these.
     if not (algorithm == "streaming" and 64 <= head_dim <= 128 and head_dim % 4 == 0):
@@ -145,7 +147,7 @@ def test_head_dims_exact_and_at_most(wgpu: Device, algorithm: str, head_dim: int
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_grouped_queries_and_batches(wgpu: Device, algorithm: str, heads: int, kv_heads: int, batch: int) -> None:
     p = problem(Mask.documents(), 19, heads=heads, kv_heads=kv_heads, batch=batch, head_dim=8)
-    check(wgpu, RECIPES[algorithm](p, mask="documents"), inputs(p))
+    check(wgpu, RECIPES[algorithm](p, mask="documents"), sample(p))
 
 
 @pytest.mark.parametrize("wg", WORKGROUP_SIZES)
@@ -156,7 +158,7 @@ def test_workgroup_sizes(wgpu: Device, algorithm: str, wg: int) -> None:
         pytest.skip(f"{wgpu} has no {wg} threads")
     for head_dim, bound in ((201, {}), (40, {"head_dim": 256, "at_most": True})):
         p = problem(Mask.causal(), 131, head_dim=head_dim, heads=1)
-        check(wgpu, RECIPES[algorithm](p, mask="causal", wg=wg, **bound), inputs(p))
+        check(wgpu, RECIPES[algorithm](p, mask="causal", wg=wg, **bound), sample(p))
 
 
 @pytest.mark.parametrize("align", ["bottom-right", "top-left"])
@@ -164,15 +166,15 @@ def test_workgroup_sizes(wgpu: Device, algorithm: str, wg: int) -> None:
 def test_causal_with_other_keys(wgpu: Device, q_len: int, kv_len: int, align: Align) -> None:
     """With bottom-right and q_len > kv_len the first rows are empty, and their lse is +inf."""
     p = problem(Mask.causal(align), q_len, kv_len, heads=2, kv_heads=1)
-    given = inputs(p)
-    assert np.isposinf(given.lse).any() == (q_len > kv_len and align == "bottom-right")
+    given = sample(p)
+    assert np.isposinf(given["lse"]).any() == (q_len > kv_len and align == "bottom-right")
     check(wgpu, streaming(p, mask="window"), given)
 
 
 @pytest.mark.parametrize("q_len", [1, 40, 90])
 def test_full_with_other_keys(wgpu: Device, q_len: int) -> None:
     p = problem(Mask.full(), q_len, 70, batch=2)
-    check(wgpu, streaming(p, mask="window"), inputs(p))
+    check(wgpu, streaming(p, mask="window"), sample(p))
 
 
 SEQ = 100
@@ -184,13 +186,13 @@ SEQ = 100
 @pytest.mark.parametrize("lengths", [(SEQ, SEQ), (60, SEQ), (SEQ, 60)])
 def test_windows(wgpu: Device, lengths: tuple[int, int], window: tuple[int | None, int | None]) -> None:
     p = problem(Mask.window(*window), *lengths)
-    check(wgpu, streaming(p, mask="window"), inputs(p))
+    check(wgpu, streaming(p, mask="window"), sample(p))
 
 
 def test_widest_window_is_causal(wgpu: Device) -> None:
     assert problem(Mask.window(SEQ - 1, 0), SEQ).interval == problem(Mask.causal(), SEQ).interval
     p = problem(Mask.causal(), SEQ)
-    given = inputs(p)
+    given = sample(p)
     both = [run(wgpu, streaming(p, mask=mask), given) for mask in ("window", "causal")]
     assert both[0]["d_q"].tobytes() == both[1]["d_q"].tobytes()
 
@@ -200,7 +202,7 @@ def test_window_keeps_one_more_than_its_width(wgpu: Device) -> None:
     p = problem(Mask.window(8, 0), 92)
     d_o = np.zeros((1, 92, 2, 16), np.float32)
     d_o[:, -1] = 1
-    d_v = run(wgpu, streaming(p, mask="window"), inputs(p, d_o=d_o))["d_v"]
+    d_v = run(wgpu, streaming(p, mask="window"), sample(p, d_o=d_o))["d_v"]
     assert np.flatnonzero(d_v.any(axis=(0, 2, 3))).tolist() == list(range(83, 92))
 
 
@@ -219,7 +221,7 @@ DOCUMENTS = {
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_documents(wgpu: Device, algorithm: str, lengths: list[int], seg_uniform: bool) -> None:
     p = problem(Mask.documents(), 96)
-    given = inputs(p, doc_start=documents(p, lengths))
+    given = sample(p, doc_start=documents(p, lengths))
     check(wgpu, RECIPES[algorithm](p, mask="documents", seg_uniform=seg_uniform), given)
 
 
@@ -229,8 +231,8 @@ def test_documents_that_change_from_call_to_call(wgpu: Device, algorithm: str) -
     p = problem(Mask.documents(), 70)
     again = Run(device=wgpu, recipe=RECIPES[algorithm](p, mask="documents"))
     for lengths in ([70], [1, 69], [35, 1, 34], [70]):
-        given = inputs(p, doc_start=documents(p, lengths))
-        verdict = given.expected(algorithm).judge(again(given))
+        given = sample(p, doc_start=documents(p, lengths))
+        verdict = rule(given, algorithm).judge(again(given))
         assert verdict.ok, verdict
 
 
@@ -238,8 +240,8 @@ def test_documents_that_change_from_call_to_call(wgpu: Device, algorithm: str) -
 def test_doc_start_that_is_not_monotone(wgpu: Device, algorithm: str) -> None:
     p = problem(Mask.documents(), 70, batch=2)
     rng = np.random.default_rng(5)
-    given = inputs(p, doc_start=rng.integers(0, np.arange(70) + 1, (2, 70)).astype(np.uint32))
-    assert (np.diff(given.doc_start.astype(int), axis=1) < 0).any()
+    given = sample(p, doc_start=rng.integers(0, np.arange(70) + 1, (2, 70)).astype(np.uint32))
+    assert (np.diff(given["doc_start"].astype(int), axis=1) < 0).any()
     check(wgpu, RECIPES[algorithm](p, mask="documents"), given)
 
 
@@ -247,7 +249,7 @@ def test_doc_start_that_is_not_monotone(wgpu: Device, algorithm: str) -> None:
 @pytest.mark.parametrize("seg_uniform", [False, True])
 def test_documents_and_window(wgpu: Device, window: tuple[int, int], seg_uniform: bool) -> None:
     p = problem(Mask.documents() & Mask.window(*window), 70, batch=2)
-    check(wgpu, streaming(p, mask="documents_window", seg_uniform=seg_uniform), inputs(p))
+    check(wgpu, streaming(p, mask="documents_window", seg_uniform=seg_uniform), sample(p))
 
 
 @pytest.mark.parametrize("length", [0, 1, 33, 70])
@@ -255,71 +257,15 @@ def test_documents_and_window(wgpu: Device, window: tuple[int, int], seg_uniform
 def test_prefixes(wgpu: Device, length: int, q_len: int, kv_len: int) -> None:
     """A prefix that is no prefix resolves to causal or full, which the window mode serves at any lengths."""
     p = problem(Mask.prefix(length), q_len, kv_len)
-    check(wgpu, streaming(p, mask="window" if p.interval.prefix is None else "prefix"), inputs(p))
+    check(wgpu, streaming(p, mask="window" if p.interval.prefix is None else "prefix"), sample(p))
 
 
 # Inputs
 
 
-def ordinary(p: Problem) -> Inputs:
-    return inputs(p)
-
-
-def sharp(p: Problem) -> Inputs:
-    """Scores five times as large: the softmax is nearly one-hot."""
-    return inputs(p, q=5 * inputs(p).q)
-
-
-def tiny(p: Problem) -> Inputs:
-    return inputs(p, d_o=1e-6 * inputs(p).d_o)
-
-
-def large(p: Problem) -> Inputs:
-    return inputs(p, d_o=1e4 * inputs(p).d_o)
-
-
-def constant(p: Problem) -> Inputs:
-    """Every probability of a row is the same, and dP − D is zero."""
-    given = inputs(p)
-    return inputs(p, **{name: np.full_like(getattr(given, name), 0.7) for name in ("q", "k", "v", "d_o")})
-
-
-def huge_row(p: Problem) -> Inputs:
-    """One row of the upstream gradient is 2²⁰ times the others; the rule looks at blocks of 64 rows."""
-    d_o = inputs(p).d_o.copy()
-    d_o[:, 3] *= 2**20
-    return inputs(p, d_o=d_o)
-
-
-def huge_key(p: Problem) -> Inputs:
-    k = inputs(p).k.copy()
-    k[:, 66] *= 20
-    return inputs(p, k=k)
-
-
-def very_negative_lse(p: Problem) -> Inputs:
-    """Scores around −1000, all of them."""
-    given = inputs(p)
-    q, k = given.q.copy(), given.k.copy()
-    q[..., 0], k[..., 0] = 64, -64
-    made = inputs(p, q=q, k=k)
-    assert made.lse.max() < -900
-    return made
-
-
-def no_scale(p: Problem) -> Inputs:
-    return inputs(p, scale=0.0)
-
-
-def other_scale(p: Problem) -> Inputs:
-    return inputs(p, scale=-0.6)
-
-
-@pytest.mark.parametrize(
-    "kind", [ordinary, sharp, tiny, large, constant, huge_row, huge_key, very_negative_lse, no_scale, other_scale]
-)
+@pytest.mark.parametrize("kind", INPUTS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_inputs(wgpu: Device, algorithm: str, kind: Callable[[Problem], Inputs]) -> None:
+def test_inputs(wgpu: Device, algorithm: str, kind: Callable[[Problem], Sample]) -> None:
     p = problem(Mask.causal(), 140)
     check(wgpu, RECIPES[algorithm](p, mask="causal"), kind(p))
 
@@ -328,11 +274,11 @@ def test_inputs(wgpu: Device, algorithm: str, kind: Callable[[Problem], Inputs])
 def test_lse_with_a_sink(wgpu: Device, algorithm: str) -> None:
     """Σ P of about 0.95 is legitimate and must stay so: P and D are used as they are."""
     p = problem(Mask.causal(), 90)
-    own = inputs(p)
-    lse = (own.lse + np.float32(-math.log(0.95))).astype(np.float32)
-    given = inputs(p, lse=lse)
+    own = sample(p)
+    lse = (own["lse"] + np.float32(-math.log(0.95))).astype(np.float32)
+    given = sample(p, lse=lse)
     check(wgpu, RECIPES[algorithm](p, mask="causal"), given, lse=lse)
-    wrong = own.expected(algorithm).judge(run(wgpu, RECIPES[algorithm](p, mask="causal"), given))
+    wrong = rule(own, algorithm).judge(run(wgpu, RECIPES[algorithm](p, mask="causal"), given))
     assert not wrong.ok
 
 
@@ -341,7 +287,7 @@ def test_lse_with_a_sink(wgpu: Device, algorithm: str) -> None:
 def test_lse_that_is_slightly_off(wgpu: Device, algorithm: str, off: float) -> None:
     """Rounding of the lse is corrected: held against the rows' own softmax."""
     p = problem(Mask.causal(), 90)
-    given = inputs(p, lse=inputs(p).lse + np.float32(off))
+    given = sample(p, lse=sample(p)["lse"] + np.float32(off))
     check(wgpu, RECIPES[algorithm](p, mask="causal"), given)
 
 
@@ -349,15 +295,15 @@ def test_lse_that_is_slightly_off(wgpu: Device, algorithm: str, off: float) -> N
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_infinite_lse_means_that_nothing_is_visible(wgpu: Device, algorithm: str, guard: str) -> None:
     p = problem(Mask.causal(), 40)
-    lse = inputs(p).lse.copy()
+    lse = sample(p)["lse"].copy()
     lse[:, [0, 7, 39]] = np.inf
-    given = inputs(p, lse=lse)
+    given = sample(p, lse=lse)
     got = run(wgpu, RECIPES[algorithm](p, mask="causal", guard=guard), given)
     for rows in (got["d_q"][:, [0, 7, 39]], got["d_k"][:, 39], got["d_v"][:, 39]):
         assert not rows.any()
-    d_o = given.d_o.copy()
+    d_o = given["d_o"].copy()
     d_o[:, [0, 7, 39]] = 0
-    assert inputs(p, d_o=d_o).expected(algorithm).judge(got).ok
+    assert rule(sample(p, d_o=d_o), algorithm).judge(got).ok
 
 
 # What is written, and what is not
@@ -381,7 +327,7 @@ def assert_untouched(algorithm: str, a: Outputs, b: Outputs, where: dict[str, Ar
 
 def test_short_repeats_itself(wgpu: Device) -> None:
     p = problem(Mask.documents(), 65, heads=4, kv_heads=2)
-    given, again = inputs(p), Run(device=wgpu, recipe=short(p, mask="documents"))
+    given, again = sample(p), Run(device=wgpu, recipe=short(p, mask="documents"))
     first = again(given)
     for _ in range(50):
         assert_same_bits(again(given), first)
@@ -389,7 +335,7 @@ def test_short_repeats_itself(wgpu: Device) -> None:
 
 def test_short_repeats_itself_on_every_backend(device: Device) -> None:
     p = problem(Mask.causal(), 40)
-    given, again = inputs(p), Run(device=device, recipe=short(p, mask="causal"))
+    given, again = sample(p), Run(device=device, recipe=short(p, mask="causal"))
     first = again(given)
     for _ in range(9):
         assert_same_bits(again(given), first)
@@ -401,18 +347,17 @@ def test_only_streaming_is_atomic(name: str) -> None:
     assert bool(re.search("atomic", render(variant).wgsl, re.IGNORECASE)) == isinstance(variant, AttentionBackward)
 
 
-def prior(given: Inputs) -> dict[str, Array]:
+def prior(given: Sample) -> dict[str, Array]:
     """Whole numbers, of the gradients' size, so that the sum's rounding is known."""
     rng = np.random.default_rng(9)
-    shapes = {"d_q": given.q.shape, "d_k": given.k.shape, "d_v": given.v.shape}
-    return {name: rng.integers(1, 4, shape).astype(np.float32) for name, shape in shapes.items()}
+    return {name: rng.integers(1, 4, shape).astype(np.float32) for name, shape in given.problem.outputs.items()}
 
 
 @pytest.mark.parametrize("added", [(), ("d_q",), ("d_k", "d_v"), ("d_q", "d_k", "d_v")])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_accumulate(wgpu: Device, algorithm: str, added: tuple[str, ...]) -> None:
     p = problem(Mask.causal(), 40, accumulate=frozenset(added))
-    given = inputs(p)
+    given = sample(p)
     before = prior(given)
     if algorithm == "short":
         recipe = short(p, mask="causal", accumulate="d_q" in added)
@@ -430,7 +375,7 @@ def test_accumulate(wgpu: Device, algorithm: str, added: tuple[str, ...]) -> Non
 
 def test_adding_and_overwriting_streaming_agree(wgpu: Device) -> None:
     p = problem(Mask.causal(), 40)
-    given = inputs(p)
+    given = sample(p)
     adding, overwriting = (streaming(p, mask="causal", overwrite=overwrite) for overwrite in (False, True))
     assert adding.cleared == ("d_q", "d_k", "d_v") and overwriting.cleared == ("d_k", "d_v")
     assert run(wgpu, adding, given)["d_q"].tobytes() == run(wgpu, overwriting, given)["d_q"].tobytes()
@@ -438,7 +383,7 @@ def test_adding_and_overwriting_streaming_agree(wgpu: Device) -> None:
 
 def test_seg_as_a_uniform_gives_the_same_bits(wgpu: Device) -> None:
     p = problem(Mask.documents(), 70, batch=2)
-    given = inputs(p)
+    given = sample(p)
     both = [run(wgpu, short(p, mask="documents", seg_uniform=uniform), given) for uniform in (False, True)]
     assert_same_bits(*both)
 
@@ -499,7 +444,7 @@ def test_wrong_sizes_write_nothing(wgpu: Device, variant: Variant, dims: tuple[i
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_padding_is_not_read(wgpu: Device, algorithm: str, guard: str, poison: float) -> None:
     p = problem(Mask.documents(), 37)
-    given, again = inputs(p), Run(device=wgpu, recipe=RECIPES[algorithm](p, mask="documents", guard=guard))
+    given, again = sample(p), Run(device=wgpu, recipe=RECIPES[algorithm](p, mask="documents", guard=guard))
     assert_untouched(algorithm, again(given, padding=poison), again(given))
 
 
@@ -518,8 +463,8 @@ def test_what_is_invisible_changes_no_bit(
     wgpu: Device, guard: str, poison: float, mask: Mask, q_len: int, kv_len: int, rows: Any, keys: Any
 ) -> None:
     p = problem(mask, q_len, kv_len)
-    given, again = inputs(p), Run(device=wgpu, recipe=streaming(p, mask="window", guard=guard))
-    poisoned = {name: getattr(given, name).copy() for name in ("q", "k", "v", "d_o")}
+    given, again = sample(p), Run(device=wgpu, recipe=streaming(p, mask="window", guard=guard))
+    poisoned = {name: given[name].copy() for name in ("q", "k", "v", "d_o")}
     for name, places in (("q", rows), ("d_o", rows), ("k", keys), ("v", keys)):
         poisoned[name][:, list(places)] = poison
     clean = again(given)
@@ -528,7 +473,7 @@ def test_what_is_invisible_changes_no_bit(
         and not clean["d_k"][:, list(keys)].any()
         and not clean["d_v"][:, list(keys)].any()
     )
-    assert_untouched("streaming", again(Inputs(problem=p, lse=given.lse, **poisoned)), clean)
+    assert_untouched("streaming", again(given.changed(**poisoned)), clean)
 
 
 @pytest.mark.parametrize("poison", [1e30, np.nan], ids=["1e30", "nan"])
@@ -536,12 +481,12 @@ def test_what_is_invisible_changes_no_bit(
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_another_document_changes_no_bit(wgpu: Device, algorithm: str, guard: str, poison: float) -> None:
     p = problem(Mask.documents(), 60, batch=2)
-    given = inputs(p, doc_start=documents(p, [20, 25, 15]))
-    poisoned = {name: getattr(given, name).copy() for name in ("q", "k", "v", "d_o", "lse")}
+    given = sample(p, doc_start=documents(p, [20, 25, 15]))
+    poisoned = {name: given[name].copy() for name in ("q", "k", "v", "d_o", "lse")}
     for array in poisoned.values():
         array[0, 20:45] = poison
     again = Run(device=wgpu, recipe=RECIPES[algorithm](p, mask="documents", guard=guard))
-    clean, found = again(given), again(Inputs(problem=p, doc_start=given.doc_start, **poisoned))
+    clean, found = again(given), again(given.changed(**poisoned))
     keep = np.ones((2, 60), bool)
     keep[0, 20:45] = False
     assert_untouched(algorithm, found, clean, dict.fromkeys(GRADIENTS, keep))
@@ -562,18 +507,18 @@ def test_one_row_that_is_not_finite(wgpu: Device, algorithm: str, guard: str, na
     the bad row keeps every bit."""
     p = problem(Mask.documents(), 41, heads=4, kv_heads=2, batch=2)
     # One sign in the bad channel of k, so that q = inf gives scores that are all −inf, whose P = 0 hides where they came from.
-    k = inputs(p, doc_start=documents(p, [10, 20, 11])).k.copy()
+    k = sample(p, doc_start=documents(p, [10, 20, 11]))["k"].copy()
     k[..., 5] = -np.abs(k[..., 5])
-    given = inputs(p, doc_start=documents(p, [10, 20, 11]), k=k)
-    array = getattr(given, name).copy()
+    given = sample(p, doc_start=documents(p, [10, 20, 11]), k=k)
+    array = given[name].copy()
     batch, position, head = 1, 17, 1
     at = (batch, position, head) if name == "lse" else (batch, position, head, 5)
     array[at] = bad
-    broken = Inputs(**{**given.arrays, "problem": p, name: array})
+    broken = given.changed(**{name: array})
     again = Run(device=wgpu, recipe=RECIPES[algorithm](p, mask="documents", guard=guard))
     clean, found = again(given), again(broken)
 
-    lo, hi = reference.key_intervals(p, doc_start=given.doc_start)
+    lo, hi = reference.key_intervals(p, doc_start=given["doc_start"])
     queries = np.zeros((2, 41, 4), bool)
     if name in ("k", "v"):
         sees = (lo[batch] <= position) & (position < hi[batch])
@@ -598,11 +543,11 @@ def test_zero_makes_only_the_bad_probability_nothing(wgpu: Device, algorithm: st
     """A key with a bad channel has P = 0 for every query: the other keys' gradients, and the other channels of d_q, are what
     they are without it (under the lse that counts it)."""
     p = problem(Mask.full(), 20, heads=1, head_dim=8)
-    given = inputs(p)
-    k = given.k.copy()
+    given = sample(p)
+    k = given["k"].copy()
     k[0, 7, 0, 5] = bad
-    found = run(wgpu, RECIPES[algorithm](p, mask="full"), Inputs(**{**given.arrays, "problem": p, "k": k}))
-    q, k, v, d_o, lse = (x[0, :, 0].astype(float) for x in (given.q, given.k, given.v, given.d_o, given.lse))
+    found = run(wgpu, RECIPES[algorithm](p, mask="full"), given.changed(k=k))
+    q, k, v, d_o, lse = (x[0, :, 0].astype(float) for x in (given["q"], given["k"], given["v"], given["d_o"], given["lse"]))
     probability = np.exp(q @ k.T / math.sqrt(8) - lse[:, None])
     probability[:, 7] = 0
     d_p = d_o @ v.T

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from conftest import skip_without
 from support import original_host
-from support.attention import SENTINEL, Inputs, documents, inputs, problem
+from support.attention import SENTINEL, documents, problem, rule, sample
 from support.original_host import CONTRACT, Host, modules
 from wgsl_attention import generated
 from wgsl_attention.kernels.original import AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
 from wgsl_attention.problem.mask import Mask
 from wgsl_attention.reference import attention as reference
 from wgsl_attention.reference.accuracy import Expected
+from wgsl_attention.reference.samples import Sample
 from wgsl_attention.rendering import manifest
 from wgsl_attention.rendering.render import render
 
@@ -62,10 +63,10 @@ def host(entry_point: str, name: str = "") -> Host:
     return Host(entry_point, generated.load(name).wgsl if name else modules()[entry_point])
 
 
-def call(name: str) -> tuple[Inputs, dict[str, Array]]:
-    """Inputs, and the arrays without a batch axis, as the file has them. For a causal variant, the file's seg is all zeros."""
+def call(name: str) -> tuple[Sample, dict[str, Array]]:
+    """A sample, and its arrays without a batch axis, as the file has them. For a causal variant, the file's seg is all zeros."""
     p = problem(Mask.documents(), SEQ, heads=4, kv_heads=2, head_dim=HEAD_DIM)
-    given = inputs(p, doc_start=documents(p, [SEQ] if name.endswith("causal") else [1, 30, 17, 22]))
+    given = sample(p, doc_start=documents(p, [SEQ] if name.endswith("causal") else [1, 30, 17, 22]))
     return given, {key: array[0] for key, array in given.arrays.items()}
 
 
@@ -98,7 +99,7 @@ def test_attention_backward(name: str) -> None:
     given, x = call(name)
     zeros = {f"d_{n}": np.zeros_like(x[n]) for n in "qkv"}
     found = original_host.streaming(host("attention_backward", name), x, SCALE, zeros)
-    judge(given.expected("streaming"), found)
+    judge(rule(given, "streaming"), found)
 
 
 @pytest.mark.parametrize("name", ["", *STREAMING])
@@ -152,7 +153,7 @@ def test_other_workgroup_sizes_need_no_other_host(wg: int) -> None:
     judge(given.expected(), found)
     streaming = Host("attention_backward", render(AttentionBackward(mask="documents", **common)).wgsl)
     zeros = {f"d_{n}": np.zeros_like(x[n]) for n in "qkv"}
-    judge(given.expected("streaming"), original_host.streaming(streaming, x, SCALE, zeros))
+    judge(rule(given, "streaming"), original_host.streaming(streaming, x, SCALE, zeros))
 
 
 def float32_angles(seq: int, head_dim: int, base: float, offset: int) -> Array:

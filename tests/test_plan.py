@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,12 +13,13 @@ import numpy as np
 import pytest
 import wgsl_attention as wa
 from conftest import skip_without
-from support.attention import RECIPES, SENTINEL, Inputs, documents, inputs, problem, wgpu_device
+from support.attention import RECIPES, SENTINEL, documents, problem, rule, sample, wgpu_device
 from wgsl_attention import PROFILES, ArgumentError, Device, GpuBufferError, Limits, Mask, Plan, Problem, UnservedProblemError
 from wgsl_attention.gpu.device import open_device
 from wgsl_attention.kernels.original import AttentionBackwardShort
 from wgsl_attention.problem.problem import GRADIENTS
 from wgsl_attention.reference.attention import Outputs
+from wgsl_attention.reference.samples import Sample
 from wgsl_attention.selection.select import select
 
 Array = np.ndarray[Any, Any]
@@ -218,50 +220,42 @@ def buffer(device: Device, nbytes: int, usage: int = STORAGE | COPY_SRC | COPY_D
     return device.raw.create_buffer(size=nbytes, usage=usage)
 
 
-def caller_buffers(device: Device, x: Inputs) -> dict[str, Any]:
+def caller_buffers(device: Device, x: Sample) -> dict[str, Any]:
     """A buffer for each input, and gradients that hold the sentinel."""
-    buffers = {name: device.storage(np.ascontiguousarray(array)) for name, array in x.arrays.items()}
-    for name, array in (("d_q", x.q), ("d_k", x.k), ("d_v", x.v)):
-        buffers[name] = device.storage(np.full(array.shape, SENTINEL))
-    return buffers
+    buffers = {name: device.storage(x[name]) for name in x.problem.inputs}
+    return buffers | {name: device.storage(np.full(shape, SENTINEL)) for name, shape in x.problem.outputs.items()}
 
 
-def read(device: Device, x: Inputs, buffers: dict[str, Any]) -> Outputs:
+def read(device: Device, x: Sample, buffers: dict[str, Any]) -> Outputs:
     found = {}
-    for name, array in (("d_q", x.q), ("d_k", x.k), ("d_v", x.v)):
+    for name, shape in x.problem.outputs.items():
         given = buffers[name]
         raw, offset = given[:2] if isinstance(given, tuple) else (given, 0)
-        found[name] = np.frombuffer(device.read(raw, array.nbytes, offset), np.float32).reshape(array.shape)
+        found[name] = np.frombuffer(device.read(raw, 4 * math.prod(shape), offset), np.float32).reshape(shape)
     return found
-
-
-def submit(device: Device, record: Callable[[Any], None]) -> None:
-    encoder = device.raw.create_command_encoder()
-    record(encoder)
-    device.raw.queue.submit([encoder.finish()])
 
 
 @pytest.mark.parametrize("algorithm", RECIPES)
 def test_record_on_the_callers_buffers_and_encoder(device: Device, algorithm: str) -> None:
     """Between work of the caller's own in the same encoder, twice, with another scale the second time."""
-    x = inputs(problem(Mask.causal(), SEQ))
-    other = inputs(x.problem, scale=0.7)
+    x = sample(problem(Mask.causal(), SEQ))
+    other = sample(x.problem, scale=0.7)
     made = wa.plan(x.problem, device, algorithm=algorithm)
     first, second = caller_buffers(device, x), caller_buffers(device, other)
-    first["q"] = buffer(device, x.q.nbytes)
-    staged = device.storage(x.q)
+    first["q"] = buffer(device, x["q"].nbytes)
+    staged = device.storage(x["q"])
 
     def record(encoder: Any) -> None:
-        encoder.copy_buffer_to_buffer(staged, 0, first["q"], 0, x.q.nbytes)
+        encoder.copy_buffer_to_buffer(staged, 0, first["q"], 0, x["q"].nbytes)
         made.record(encoder, first)
         made.record(encoder, second, scale=0.7)
-        encoder.clear_buffer(first["lse"], 0, x.lse.nbytes)
+        encoder.clear_buffer(first["lse"], 0, x["lse"].nbytes)
 
-    submit(device, record)
+    device.submit(record)
     for given, buffers in ((x, first), (other, second)):
-        verdict = given.expected(algorithm).judge(read(device, given, buffers))
+        verdict = rule(given, algorithm).judge(read(device, given, buffers))
         assert verdict.ok, verdict
-    assert not any(device.read(first["lse"])) and device.read(first["k"]) == x.k.tobytes()
+    assert not any(device.read(first["lse"])) and device.read(first["k"]) == x["k"].tobytes()
 
 
 def arena(device: Device, arrays: dict[str, Array], gap: int = 256) -> dict[str, Any]:
@@ -282,13 +276,13 @@ def arena(device: Device, arrays: dict[str, Array], gap: int = 256) -> dict[str,
 def test_offsets(wgpu: Device, algorithm: str) -> None:
     """Inputs from one buffer, gradients into another: what lies between them is not touched."""
     p = problem(Mask.documents(), 37, batch=2)
-    x = inputs(p)
-    read_from = arena(wgpu, x.arrays)
-    gradients = {f"d_{n}": np.full(getattr(x, n).shape, SENTINEL) for n in "qkv"}
+    x = sample(p)
+    read_from = arena(wgpu, {name: x[name] for name in p.inputs})
+    gradients = {name: np.full(shape, SENTINEL) for name, shape in p.outputs.items()}
     written = arena(wgpu, gradients)
     made = wa.plan(p, wgpu, algorithm=algorithm)
-    submit(wgpu, lambda encoder: made.record(encoder, {**read_from, **written}))
-    verdict = x.expected(algorithm).judge(read(wgpu, x, written))
+    wgpu.submit(lambda encoder: made.record(encoder, {**read_from, **written}))
+    verdict = rule(x, algorithm).judge(read(wgpu, x, written))
     assert verdict.ok, verdict
     raw = written["d_q"][0]
     after = np.frombuffer(wgpu.read(raw), np.float32)
@@ -301,13 +295,13 @@ def test_offsets(wgpu: Device, algorithm: str) -> None:
 @pytest.mark.parametrize("algorithm", RECIPES)
 def test_accumulate(wgpu: Device, algorithm: str) -> None:
     p = problem(Mask.causal(), SEQ, accumulate=frozenset(GRADIENTS))
-    x = inputs(p)
+    x = sample(p)
     made, buffers = wa.plan(p, wgpu, algorithm=algorithm), caller_buffers(wgpu, x)
-    before = {name: np.full(getattr(x, name[2:]).shape, 2, np.float32) for name in GRADIENTS}
+    before = {name: np.full(shape, 2, np.float32) for name, shape in p.outputs.items()}
     for name, array in before.items():
         wgpu.write(buffers[name], array)
     for _ in range(3):
-        submit(wgpu, lambda encoder: made.record(encoder, buffers))
+        wgpu.submit(lambda encoder: made.record(encoder, buffers))
     found, right = read(wgpu, x, buffers), x.expected().outputs
     for name in GRADIENTS:
         np.testing.assert_allclose(found[name], 2 + 3 * right[name], rtol=0, atol=1e-4, err_msg=name)
@@ -316,11 +310,11 @@ def test_accumulate(wgpu: Device, algorithm: str) -> None:
 def test_the_callers_own_device(wgpu: Device) -> None:
     raw = wgpu.raw.adapter.request_device_sync()
     device = Device.from_wgpu(raw)
-    x = inputs(problem(Mask.documents(), SEQ))
+    x = sample(problem(Mask.documents(), SEQ))
     for algorithm in RECIPES:
         made, buffers = wa.plan(x.problem, device, algorithm=algorithm), caller_buffers(device, x)
-        submit(device, lambda encoder, made=made, buffers=buffers: made.record(encoder, buffers))
-        assert x.expected(algorithm).judge(read(device, x, buffers)).ok
+        device.submit(lambda encoder, made=made, buffers=buffers: made.record(encoder, buffers))
+        assert rule(x, algorithm).judge(read(device, x, buffers)).ok
     device.close()
     assert raw.create_buffer(size=16, usage=STORAGE) is not None
 
@@ -386,7 +380,7 @@ BAD_BUFFERS: dict[str, tuple[str, Callable[[Device, dict[str, Any]], dict[str, A
 @pytest.mark.parametrize(("name", "change", "message"), BAD_BUFFERS.values(), ids=BAD_BUFFERS)
 def test_bad_buffers(wgpu: Device, made: Plan, name: str, change: Any, message: str) -> None:
     """Each its own error before anything is recorded: the encoder is still good, and submitting it writes nothing."""
-    x = inputs(made.problem)
+    x = sample(made.problem)
     buffers = caller_buffers(wgpu, x)
     encoder = wgpu.raw.create_command_encoder()
     with pytest.raises(GpuBufferError, match=f"buffer {name!r}: .*{message}") as raised:
@@ -395,13 +389,13 @@ def test_bad_buffers(wgpu: Device, made: Plan, name: str, change: Any, message: 
     wgpu.raw.queue.submit([encoder.finish()])
     for gradient in GRADIENTS:
         assert (np.frombuffer(wgpu.read(buffers[gradient]), np.float32) == SENTINEL).all()
-    assert wgpu.read(buffers["q"]) == x.q.tobytes()
+    assert wgpu.read(buffers["q"]) == x["q"].tobytes()
 
 
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), "x"])
 def test_bad_scale(wgpu: Device, made: Plan, scale: Any) -> None:
     with pytest.raises(ArgumentError, match="scale"):
-        made.record(wgpu.raw.create_command_encoder(), caller_buffers(wgpu, inputs(made.problem)), scale=scale)
+        made.record(wgpu.raw.create_command_encoder(), caller_buffers(wgpu, sample(made.problem)), scale=scale)
 
 
 def test_rope_on_the_callers_buffer(wgpu: Device) -> None:
@@ -410,8 +404,7 @@ def test_rope_on_the_callers_buffer(wgpu: Device) -> None:
     right = wa.rope_backward(d_x, offset=3, device=wgpu)
     for tensor in ("q", "k"):
         spans = arena(wgpu, {"d_x": d_x})
-        submit(
-            wgpu,
+        wgpu.submit(
             lambda encoder, spans=spans, tensor=tensor: wa.record_rope_backward(
                 wgpu, encoder, spans["d_x"], offset=3, tensor=tensor, **sizes
             ),
@@ -456,13 +449,13 @@ def test_emulated_devices(emulated: Device, mask: Mask, algorithm: str) -> None:
         assert not found.candidates and any("bytes of a uniform" in reason for reason in found.refusals)
         assert select(p, emulated.profile).best, "tiled takes doc_start in a kernel of its own, with room to spare"
         return
-    x = inputs(p, doc_start=documents(p, [1, 20, 19]) if mask.documents_mode else None)
+    x = sample(p, doc_start=documents(p, [1, 20, 19]) if mask.documents_mode else None)
     made, buffers = wa.plan(p, emulated, algorithm=algorithm), caller_buffers(emulated, x)
     main = made.recipe.variants[0]
     assert main.params["seg_uniform"] == bool(mask.documents_mode)
     assert main.workgroup_size <= emulated.profile.limits.max_compute_invocations_per_workgroup
-    submit(emulated, lambda encoder: made.record(encoder, buffers))
-    verdict = x.expected(algorithm).judge(read(emulated, x, buffers))
+    emulated.submit(lambda encoder: made.record(encoder, buffers))
+    verdict = rule(x, algorithm).judge(read(emulated, x, buffers))
     assert verdict.ok, f"{main.name}: {verdict}"
 
 

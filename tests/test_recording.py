@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import wgsl_attention as wa
-from support.attention import SENTINEL, Inputs, inputs, problem, wgpu_device
+from support.attention import SENTINEL, problem, rule, sample, wgpu_device
 from wgsl_attention import ArgumentError, Device, DeviceError, GpuBufferError, Limits, Mask, Plan, Problem
 from wgsl_attention.gpu.device import open_device
 from wgsl_attention.problem.problem import GRADIENTS
 from wgsl_attention.reference.attention import Outputs
+from wgsl_attention.reference.samples import Sample
 
 SEQ = 150
 """Three blocks of the tiled kernels, so that parts of gradients are summed afterwards."""
@@ -29,31 +30,23 @@ def wgpu() -> Device:
 
 
 @pytest.fixture(scope="module")
-def x() -> Inputs:
-    return inputs(CAUSAL)
+def x() -> Sample:
+    return sample(CAUSAL)
 
 
-def caller_buffers(device: Device, x: Inputs, fill: float = float(SENTINEL)) -> dict[str, Any]:
-    buffers = {name: device.storage(np.ascontiguousarray(array)) for name, array in x.arrays.items()}
-    for name in GRADIENTS:
-        buffers[name] = device.storage(np.full(getattr(x, name[2:]).shape, fill, np.float32))
-    return buffers
+def caller_buffers(device: Device, x: Sample, fill: float = float(SENTINEL)) -> dict[str, Any]:
+    buffers = {name: device.storage(x[name]) for name in x.problem.inputs}
+    return buffers | {n: device.storage(np.full(shape, fill, np.float32)) for n, shape in x.problem.outputs.items()}
 
 
-def read(device: Device, x: Inputs, buffers: Mapping[str, Any]) -> Outputs:
-    shapes = {name: getattr(x, name[2:]).shape for name in GRADIENTS}
-    return {n: np.frombuffer(device.read(buffers[n]), np.float32).reshape(shape) for n, shape in shapes.items()}
+def read(device: Device, x: Sample, buffers: Mapping[str, Any]) -> Outputs:
+    outputs = x.problem.outputs
+    return {n: np.frombuffer(device.read(buffers[n]), np.float32).reshape(shape) for n, shape in outputs.items()}
 
 
-def submit(device: Device, record: Callable[[Any], None]) -> None:
-    encoder = device.raw.create_command_encoder()
-    record(encoder)
-    device.raw.queue.submit([encoder.finish()])
-
-
-def right(device: Device, x: Inputs, made: Plan, buffers: Mapping[str, Any], **options: Any) -> bool:
-    submit(device, lambda encoder: made.record(encoder, buffers, **options))
-    return x.expected(made.recipe.algorithm).judge(read(device, x, buffers)).ok
+def right(device: Device, x: Sample, made: Plan, buffers: Mapping[str, Any], **options: Any) -> bool:
+    device.submit(lambda encoder: made.record(encoder, buffers, **options))
+    return rule(x, made.recipe.algorithm).judge(read(device, x, buffers)).ok
 
 
 def poisoned(device: Device, nbytes: int) -> Any:
@@ -64,7 +57,7 @@ def poisoned(device: Device, nbytes: int) -> Any:
 
 
 @pytest.mark.parametrize("algorithm", ["tiled", "short"])
-def test_scratch_of_the_callers(device: Device, x: Inputs, algorithm: str) -> None:
+def test_scratch_of_the_callers(device: Device, x: Sample, algorithm: str) -> None:
     """By name, at offsets, or in as few buffers as can be; whatever it holds, and nothing of the plan's own is made."""
     made = wa.plan(CAUSAL, device, algorithm=algorithm)
     device.release()
@@ -78,7 +71,7 @@ def test_scratch_of_the_callers(device: Device, x: Inputs, algorithm: str) -> No
     assert right(device, x, made, caller_buffers(device, x)) and set(device.pool._buffers) == set(made.scratch)
 
 
-def test_no_scratch(wgpu: Device, x: Inputs) -> None:
+def test_no_scratch(wgpu: Device, x: Sample) -> None:
     made = wa.plan(CAUSAL, wgpu, algorithm="streaming")
     assert made.scratch == {} and made.scratch_bytes == ()
     for scratch in ({}, []):
@@ -108,7 +101,7 @@ BAD_SCRATCH: dict[str, tuple[Callable[[Device, dict[str, Any], list[Any], dict[s
 
 
 @pytest.mark.parametrize(("change", "name", "message"), BAD_SCRATCH.values(), ids=BAD_SCRATCH)
-def test_bad_scratch(wgpu: Device, x: Inputs, change: Any, name: str, message: str) -> None:
+def test_bad_scratch(wgpu: Device, x: Sample, change: Any, name: str, message: str) -> None:
     made = wa.plan(CAUSAL, wgpu, algorithm="tiled")
     assert len(made.scratch_bytes) == 4
     buffers = caller_buffers(wgpu, x)
@@ -118,10 +111,10 @@ def test_bad_scratch(wgpu: Device, x: Inputs, change: Any, name: str, message: s
         made.record(wgpu.raw.create_command_encoder(), buffers, scratch=change(wgpu, named, few, buffers))
 
 
-def test_plans_share_scratch(wgpu: Device, x: Inputs) -> None:
+def test_plans_share_scratch(wgpu: Device, x: Sample) -> None:
     """One buffer of a name for all plans of a device, as large as the largest needs; recorded into one encoder."""
     wgpu.release()
-    small = inputs(problem(Mask.causal(), 70, heads=4, kv_heads=2), seed=3)
+    small = sample(problem(Mask.causal(), 70, heads=4, kv_heads=2), seed=3)
     plans = [wa.plan(given.problem, wgpu, algorithm="tiled") for given in (small, x)]
     buffers = [caller_buffers(wgpu, given) for given in (small, x)]
 
@@ -129,16 +122,16 @@ def test_plans_share_scratch(wgpu: Device, x: Inputs) -> None:
         for made, given in (*zip(plans, buffers, strict=True), (plans[0], buffers[0])):
             made.record(encoder, given)
 
-    submit(wgpu, record)
+    wgpu.submit(record)
     for given, held in zip((small, x), buffers, strict=True):
-        assert given.expected("tiled").judge(read(wgpu, given, held)).ok
+        assert rule(given, "tiled").judge(read(wgpu, given, held)).ok
     sizes = {name: max(made.scratch.get(name, 0) for made in plans) for made in plans for name in made.scratch}
     assert {name: buffer.size for name, buffer in wgpu.pool._buffers.items()} == {n: max(16, s) for n, s in sizes.items()}
     # the first plan's bind groups do not hold the smaller buffers any longer, beyond those that it was recorded with again
     assert len(plans[0]._bound) == len(plans[1]._bound) == 1
 
 
-def test_scratch_given_to_several_plans(wgpu: Device, x: Inputs) -> None:
+def test_scratch_given_to_several_plans(wgpu: Device, x: Sample) -> None:
     plans = [wa.plan(CAUSAL, wgpu, algorithm=name) for name in ("tiled", "short")]
     most = [max(sizes) for sizes in itertools.zip_longest(*(made.scratch_bytes for made in plans), fillvalue=0)]
     shared = [poisoned(wgpu, size) for size in most]
@@ -152,17 +145,17 @@ def test_scratch_given_to_several_plans(wgpu: Device, x: Inputs) -> None:
 @pytest.mark.parametrize("algorithm", ["tiled", "streaming"])
 @pytest.mark.parametrize("added", [{"d_q"}, {"d_k"}, {"d_v"}, {"d_q", "d_v"}], ids=lambda names: "+".join(sorted(names)))
 def test_accumulate_or_overwrite_per_gradient(wgpu: Device, algorithm: str, added: set[str]) -> None:
-    x = inputs(problem(Mask.causal(), SEQ, heads=4, kv_heads=2, accumulate=frozenset(added)))
+    x = sample(problem(Mask.causal(), SEQ, heads=4, kv_heads=2, accumulate=frozenset(added)))
     made, buffers = wa.plan(x.problem, wgpu, algorithm=algorithm), caller_buffers(wgpu, x, fill=2.0)
     for _ in range(2):
-        submit(wgpu, lambda encoder: made.record(encoder, buffers))
+        wgpu.submit(lambda encoder: made.record(encoder, buffers))
     found, expected = read(wgpu, x, buffers), x.expected().outputs
     for name in GRADIENTS:
         want = 2 + 2 * expected[name] if name in added else expected[name]
         np.testing.assert_allclose(found[name], want, rtol=0, atol=1e-4, err_msg=name)
 
 
-def test_a_pass_of_the_callers(device: Device, x: Inputs) -> None:
+def test_a_pass_of_the_callers(device: Device, x: Sample) -> None:
     made, buffers = wa.plan(CAUSAL, device, algorithm="tiled"), caller_buffers(device, x)
     assert made.first == ()
 
@@ -172,15 +165,15 @@ def test_a_pass_of_the_callers(device: Device, x: Inputs) -> None:
         made.record_pass(compute_pass, buffers)
         compute_pass.end()
 
-    submit(device, record)
-    assert x.expected("tiled").judge(read(device, x, buffers)).ok
+    device.submit(record)
+    assert rule(x, "tiled").judge(read(device, x, buffers)).ok
     cleared = wa.plan(CAUSAL, device, algorithm="streaming")
     encoder = device.raw.create_command_encoder()
     with pytest.raises(ArgumentError, match=r"d_k is cleared.*accumulates"):
         cleared.record_pass(encoder.begin_compute_pass(), buffers)
 
 
-def test_a_device_with_webgpus_default_limits(wgpu: Device, x: Inputs) -> None:
+def test_a_device_with_webgpus_default_limits(wgpu: Device, x: Sample) -> None:
     limits = {name: value for name, value in Limits().to_webgpu().items() if name in dict(wgpu.raw.limits)}
     raw = wgpu.raw.adapter.request_device_sync(required_limits=limits)
     with Device.from_wgpu(raw) as device:
@@ -206,10 +199,11 @@ class Counted:
 
 
 @pytest.mark.parametrize("algorithm", ["tiled", "short", "streaming"])
-def test_a_warm_record_makes_nothing(wgpu: Device, x: Inputs, monkeypatch: pytest.MonkeyPatch, algorithm: str) -> None:
+def test_a_warm_record_makes_nothing(wgpu: Device, x: Sample, monkeypatch: pytest.MonkeyPatch, algorithm: str) -> None:
     """Nor does it submit, write to the queue or read back: the raw device is touched by the caller's encoder only."""
     counted = Counted(wgpu.raw)
-    monkeypatch.setattr(wgpu, "raw", counted)
+    for holder, name in ((wgpu, "raw"), (wgpu._memory, "_raw"), (wgpu._pipelines, "_raw")):
+        monkeypatch.setattr(holder, name, counted)
     made = wa.plan(CAUSAL, wgpu, algorithm=algorithm)
     layers = [caller_buffers(wgpu, x) for _ in range(3)]
     shared = wgpu.zeros(4 * 16 * SEQ * 4 + 256)
@@ -258,12 +252,12 @@ def test_plans_are_kept_by_problem_and_options(wgpu: Device) -> None:
         wgpu.plans.limit = limit
 
 
-def test_bind_groups_keep_no_buffer_alive(wgpu: Device, x: Inputs) -> None:
+def test_bind_groups_keep_no_buffer_alive(wgpu: Device, x: Sample) -> None:
     made = wa.plan(CAUSAL, wgpu)
     made.release()
     buffers, scratch = caller_buffers(wgpu, x), {name: wgpu.zeros(size) for name, size in made.scratch.items()}
     for given in ({}, {"scratch": scratch}):
-        submit(wgpu, lambda encoder, given=given: made.record(encoder, buffers, **given))
+        wgpu.submit(lambda encoder, given=given: made.record(encoder, buffers, **given))
     assert len(made._bound) == 2
     seen = weakref.ref(next(iter(scratch.values())))
     scratch.clear()
@@ -273,7 +267,7 @@ def test_bind_groups_keep_no_buffer_alive(wgpu: Device, x: Inputs) -> None:
     assert len(made._bound) == 0
 
 
-def test_bind_groups_are_bounded(wgpu: Device, x: Inputs) -> None:
+def test_bind_groups_are_bounded(wgpu: Device, x: Sample) -> None:
     made = wa.plan(CAUSAL, wgpu)
     made._bound.limit = 4
     layers = [caller_buffers(wgpu, x) for _ in range(6)]
@@ -285,7 +279,7 @@ def test_bind_groups_are_bounded(wgpu: Device, x: Inputs) -> None:
     assert len(made._uniforms._words) <= 4
 
 
-def test_a_changed_call_is_checked_again(wgpu: Device, x: Inputs) -> None:
+def test_a_changed_call_is_checked_again(wgpu: Device, x: Sample) -> None:
     made, buffers = wa.plan(CAUSAL, wgpu), caller_buffers(wgpu, x)
     encoder = wgpu.raw.create_command_encoder()
     made.record(encoder, buffers)
@@ -297,10 +291,10 @@ def test_a_changed_call_is_checked_again(wgpu: Device, x: Inputs) -> None:
             made.record(encoder, buffers, scale=scale)
 
 
-def test_plans_from_many_threads(wgpu: Device, x: Inputs) -> None:
+def test_plans_from_many_threads(wgpu: Device, x: Sample) -> None:
     wgpu.release()
     problems = [CAUSAL, problem(Mask.causal(), 70), problem(Mask.full(), 33)]
-    given = {p: inputs(p) for p in problems}
+    given = {p: sample(p) for p in problems}
     plans: list[set[int]] = [set() for _ in problems]
     faults: list[object] = []
     start = threading.Barrier(6)
@@ -315,8 +309,8 @@ def test_plans_from_many_threads(wgpu: Device, x: Inputs) -> None:
                 plans[which].add(id(made))
                 buffers = caller_buffers(wgpu, given[p])
                 for _ in range(3):
-                    submit(wgpu, lambda encoder, made=made, buffers=buffers: made.record(encoder, buffers))
-                if not given[p].expected(made.recipe.algorithm).judge(read(wgpu, given[p], buffers)).ok:
+                    wgpu.submit(lambda encoder, made=made, buffers=buffers: made.record(encoder, buffers))
+                if not rule(given[p], made.recipe.algorithm).judge(read(wgpu, given[p], buffers)).ok:
                     faults.append((number, p))
         except Exception as error:
             faults.append(error)
@@ -329,7 +323,7 @@ def test_plans_from_many_threads(wgpu: Device, x: Inputs) -> None:
     assert faults == [] and [len(found) for found in plans] == [1, 1, 1]
 
 
-def test_prepare_compiles_ahead(backend: str, x: Inputs) -> None:
+def test_prepare_compiles_ahead(backend: str, x: Sample) -> None:
     problems = [CAUSAL, problem(Mask.causal(), SEQ, heads=4, kv_heads=2, accumulate=True)]
     with open_device(backend) as device:
         plans = wa.prepare(problems, device, algorithm="tiled")
@@ -352,9 +346,9 @@ def opened(backend: str) -> Iterator[Device]:
         yield device
 
 
-def test_closing_releases_everything(opened: Device, x: Inputs) -> None:
+def test_closing_releases_everything(opened: Device, x: Sample) -> None:
     made, buffers = wa.plan(CAUSAL, opened, algorithm="short"), caller_buffers(opened, x)
-    submit(opened, lambda encoder: made.record(encoder, buffers))
+    opened.submit(lambda encoder: made.record(encoder, buffers))
     scratch = [weakref.ref(buffer) for buffer in opened.pool._buffers.values()]
     assert len(scratch) == 2
     encoder = opened.raw.create_command_encoder()
@@ -367,14 +361,14 @@ def test_closing_releases_everything(opened: Device, x: Inputs) -> None:
             use()
 
 
-def test_a_lost_device_and_a_new_one(opened: Device, x: Inputs) -> None:
+def test_a_lost_device_and_a_new_one(opened: Device, x: Sample) -> None:
     """One clear error, at the latest when the results are read; then the same at once, for whatever is asked."""
     made, buffers = wa.plan(CAUSAL, opened, algorithm="short"), caller_buffers(opened, x)
-    submit(opened, lambda encoder: made.record(encoder, buffers))
+    opened.submit(lambda encoder: made.record(encoder, buffers))
     opened.raw.destroy()
     with pytest.raises(DeviceError, match="was lost while"):
         with opened.guard("running the caller's program"):
-            submit(opened, lambda encoder: made.record(encoder, buffers))
+            opened.submit(lambda encoder: made.record(encoder, buffers))
         opened.read(buffers["d_q"])
     assert not opened.usable and len(opened.plans) == len(made._bound) == 0
     for use in (lambda: made.bind(buffers), lambda: wa.plan(CAUSAL, opened), lambda: wa.prepare([CAUSAL], opened)):
@@ -384,7 +378,7 @@ def test_a_lost_device_and_a_new_one(opened: Device, x: Inputs) -> None:
         assert right(device, x, wa.plan(CAUSAL, device, algorithm="short"), caller_buffers(device, x))
 
 
-def test_a_dropped_device_is_freed(x: Inputs) -> None:
+def test_a_dropped_device_is_freed(x: Sample) -> None:
     """No module-wide cache holds a device, its plans or its pipelines."""
     device = open_device("wgpu")
     made, buffers = wa.plan(CAUSAL, device), caller_buffers(device, x)

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.attention import SENTINEL, Array, wgpu_device
-from support.tiled_cases import Call, Run, assert_same_bits, call, check, problem, recipe
+from support.attention import SENTINEL, Array, Run, sample, wgpu_device
+from support.tiled_cases import assert_same_bits, check, problem, recipe
 from wgsl_attention import cli
 from wgsl_attention.algorithms.recipe import Recipe
 from wgsl_attention.cli.problems import problem_of
@@ -30,8 +30,8 @@ from wgsl_attention.problem.mask import Mask
 from wgsl_attention.problem.problem import GRADIENTS, Problem
 from wgsl_attention.problem.strides import Shape, Strides, apart, gather, scatter
 from wgsl_attention.profile import PROFILES, Limits
-from wgsl_attention.reference import samples as gradcases
 from wgsl_attention.reference.attention import Outputs
+from wgsl_attention.reference.samples import Sample, assorted_samples
 from wgsl_attention.selection import tables as tuning
 from wgsl_attention.selection.select import choices, select
 from wgsl_attention.tuning.miniature import Twin, twin_of
@@ -48,12 +48,14 @@ def wgpu() -> Device:
     return wgpu_device()
 
 
-def strided(case: Call, p: Problem) -> Call:
+def strided(case: Sample, p: Problem) -> Sample:
     """The same arrays for the problem with strides."""
     return replace(case, problem=p)
 
 
-def run(device: Device, made: Recipe, given: Call, groups: tuple[tuple[str, ...], ...] = (), before: Any = SENTINEL) -> Outputs:
+def run(
+    device: Device, made: Recipe, given: Sample, groups: tuple[tuple[str, ...], ...] = (), before: Any = SENTINEL
+) -> Outputs:
     """The gradients, from buffers with NaN between the inputs' rows; each of ``groups`` shares one buffer.
 
     Raises where something but the gradients' own elements was written.
@@ -80,16 +82,14 @@ def run(device: Device, made: Recipe, given: Call, groups: tuple[tuple[str, ...]
             flats[group] = np.where(np.isnan(flats[group]), SENTINEL, flats[group])
     made_buffers = {group: device.storage(flat, label=group[0]) for group, flat in flats.items()}
     buffers = {name: made_buffers[group_of.get(name, (name,))] for name in used.buffers}
-    encoder = device.raw.create_command_encoder()
-    used.record(encoder, buffers, given.scale)
-    device.raw.queue.submit([encoder.finish()])
+    device.submit(lambda encoder: used.record(encoder, buffers, given.scale))
     found: dict[str, Array] = {}
     for group, flat in flats.items():
         if group[0] in GRADIENTS:
             got = np.frombuffer(device.read(made_buffers[group]), np.float32)[: len(flat)]
             own = np.zeros(len(flat), bool)
             for name in group:
-                found[name] = gather(got, p.strides_of(name), given.shapes[name])
+                found[name] = gather(got, p.strides_of(name), given.problem.outputs[name])
                 mine = scatter(np.ones(p.shapes[name], bool), p.strides_of(name), 0.0)
                 own[: len(mine)] |= mine
             assert np.array_equal(got[~own], flat[~own], equal_nan=True), f"{group}: something between the rows was written"
@@ -231,7 +231,7 @@ def test_what_cannot_be(make: Any, told: str) -> None:
 def test_same_gradients(wgpu: Device, kind: str, head_dim: tuple[int, int], layout: str) -> None:
     """The bits are those of the problem without strides; by vec4 and by single elements, in one strip and in many with parts."""
     p = problem(Mask.causal(), 70, batch=2, head_dim=head_dim[0], v_head_dim=head_dim[1], given="o")
-    case = call(p)
+    case = sample(p)
     q = KINDS[kind](p)
     made = recipe(q, layout)
     if kind == "odd" and head_dim[0] % 4 == 0:
@@ -259,7 +259,7 @@ def test_masks_and_what_is_given(wgpu: Device, kind: str, mask: Mask, terms: dic
     best = select(q, wgpu.profile, tuning=tuning.EMPTY).best
     assert best is not None
     assert best.algorithm == "tiled"
-    case = call(p)
+    case = sample(p)
     got = run(wgpu, best, strided(case, q), SHARED.get(kind, ()))
     own = {"delta": case["delta"]} if p.given == "delta" else {}
     verdict = case.expected(**own).judge(got)
@@ -274,7 +274,7 @@ def test_an_lse_that_covers_more_keys(wgpu: Device, kind: str, layout: str) -> N
     q = KINDS[kind](p)
     at_most = 256 if kind == "odd" else 0
     layout = "16k" if at_most else layout
-    whole = call(p)
+    whole = sample(p)
     case = whole.changed(lse=whole["lse"] + np.float32(0.5))
     right = Run(device=wgpu, recipe=recipe(p, layout, at_most=at_most))(case)
     assert_same_bits(right, run(wgpu, recipe(q, layout, at_most=at_most), strided(case, q), SHARED.get(kind, ())))
@@ -289,8 +289,8 @@ def test_accumulation(wgpu: Device, kind: str) -> None:
     q = KINDS[kind](p)
     made = recipe(q, at_most=256 if kind == "odd" else 0)
     plain = recipe(p, at_most=256 if kind == "odd" else 0)
-    case = call(p)
-    before = {name: np.full(shape, 0.5, np.float32) for name, shape in case.shapes.items()}
+    case = sample(p)
+    before = {name: np.full(shape, 0.5, np.float32) for name, shape in case.problem.outputs.items()}
     right = Run(device=wgpu, recipe=plain, before=before)(case)
     assert_same_bits(right, run(wgpu, made, strided(case, q), SHARED.get(kind, ()), before=0.5))
 
@@ -300,7 +300,7 @@ def test_every_backend(device: Device, kind: str) -> None:
     """Dawn refuses a kernel whose written bindings overlap, wherever in the buffer the kernel writes."""
     p = problem(Mask.causal(), 40, batch=2, head_dim=64, given="o")
     q = KINDS[kind](p)
-    case = call(p)
+    case = sample(p)
     verdict = case.expected().judge(run(device, recipe(q), strided(case, q), SHARED.get(kind, ())))
     assert verdict.ok, str(verdict)
 
@@ -308,8 +308,8 @@ def test_every_backend(device: Device, kind: str) -> None:
 def test_repeated_inputs(wgpu: Device) -> None:
     """k and v of one batch entry for all, as an expanded array has them: a stride of 0."""
     p = problem(Mask.full(), 33, 40, batch=3)
-    whole = call(p)
-    case = call(p, k=np.repeat(whole["k"][:1], 3, axis=0), v=np.repeat(whole["v"][:1], 3, axis=0))
+    whole = sample(p)
+    case = sample(p, k=np.repeat(whole["k"][:1], 3, axis=0), v=np.repeat(whole["v"][:1], 3, axis=0))
     q = replace(p, strides={name: replace(p.strides_of(name), batch=0) for name in ("k", "v")})
     assert q.strides_of("k").span(q.shapes["k"]) == 40 * 2 * 16
     assert_same_bits(check(wgpu, recipe(p), case), run(wgpu, recipe(q), strided(case, q)))
@@ -380,16 +380,14 @@ def test_interleaved_by_the_buffers_offset(wgpu: Device) -> None:
     row = 2 * 2 * 64
     place = Strides(batch=0, row=row, head=64)
     q = replace(p, strides={"d_k": place, "d_v": place})
-    case = call(p)
+    case = sample(p)
     made = plan(q, wgpu)
     buffers = {name: wgpu.storage(np.ascontiguousarray(case[name])) for name in made.buffers if name not in GRADIENTS}
     buffers["d_q"] = wgpu.zeros(made.buffers["d_q"])
     both = wgpu.zeros(4 * 40 * row)
     size = made.buffers["d_k"]
     buffers |= {"d_k": (both, 0, size), "d_v": (both, 4 * 2 * 64, size)}
-    encoder = wgpu.raw.create_command_encoder()
-    made.record(encoder, buffers)
-    wgpu.raw.queue.submit([encoder.finish()])
+    wgpu.submit(lambda encoder: made.record(encoder, buffers))
     flat = np.frombuffer(wgpu.read(both), np.float32)
     d_q = np.frombuffer(wgpu.read(buffers["d_q"]), np.float32).reshape(case["q"].shape)
     d_k, d_v = gather(flat, place, case["k"].shape), gather(flat[2 * 64 :], place, case["v"].shape)
@@ -440,7 +438,7 @@ def test_any_strides(wgpu: Device, data: st.DataObject) -> None:
     q = replace(p, strides=places)
     aligned = all(strides.multiples_of(4) for strides in places.values())
     at_most = 0 if aligned or q == p else 256
-    case = call(p)
+    case = sample(p)
     right = Run(device=wgpu, recipe=recipe(p, at_most=at_most))(case)
     assert_same_bits(right, run(wgpu, recipe(q, at_most=at_most), strided(case, q)))
 
@@ -489,7 +487,7 @@ def test_tuned_choices_serve_strides(wgpu: Device) -> None:
 
 def test_gradcheck_proves_strides(wgpu: Device) -> None:
     """Its set has problems with strides, and each runs with them."""
-    with_strides = [case for case in gradcases.synthetic_cases() if case.problem.strides]
+    with_strides = [each for each in assorted_samples() if each.problem.strides]
     assert len(with_strides) == 2
     checks = run_checks(with_strides, device=wgpu)
     ran = [check for check in checks if check.algorithm == "tiled"]

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.attention import Array, documents, wgpu_device
-from support.tiled_cases import GUARDS, Call, Run, assert_same_bits, call, check, problem, recipe
+from support.attention import Array, Run, documents, sample, wgpu_device
+from support.tiled_cases import GUARDS, assert_same_bits, check, problem, recipe
 from wgsl_attention.gpu.device import Device
 from wgsl_attention.problem.mask import Align, Mask
 from wgsl_attention.problem.problem import GRADIENTS, Problem
+from wgsl_attention.reference.attention import key_intervals
+from wgsl_attention.reference.samples import Sample
 
 KINDS = ("16k", "small")
 CAUSAL, WHOLE = Mask.documents(), Mask.documents(causal=False)
@@ -30,7 +32,7 @@ def wgpu() -> Device:
 @pytest.mark.parametrize("kind", KINDS)
 def test_causal_with_other_keys(wgpu: Device, kind: str, q_len: int, kv_len: int, align: Align) -> None:
     p = problem(Mask.causal(align), q_len, kv_len, heads=2, kv_heads=1)
-    got = check(wgpu, recipe(p, kind), call(p))
+    got = check(wgpu, recipe(p, kind), sample(p))
     if align == "bottom-right" and q_len > kv_len:
         empty = got["d_q"][:, : q_len - kv_len]
         assert empty.size and not empty.view(np.uint32).any()
@@ -42,20 +44,20 @@ def test_causal_with_other_keys(wgpu: Device, kind: str, q_len: int, kv_len: int
 def test_windows(wgpu: Device, kind: str, q_len: int, kv_len: int, window: tuple[int | None, int | None]) -> None:
     for align in ("bottom-right", "top-left"):
         p = problem(Mask.window(*window, align), q_len, kv_len)
-        check(wgpu, recipe(p, kind), call(p))
+        check(wgpu, recipe(p, kind), sample(p))
 
 
 def test_widest_window_is_causal(wgpu: Device) -> None:
     wide, causal = (problem(mask, 130) for mask in (Mask.window(129, 0), Mask.causal()))
     assert wide.interval == causal.interval
-    given = call(causal)
+    given = sample(causal)
     assert_same_bits(*(Run(device=wgpu, recipe=recipe(p))(given) for p in (wide, causal)))
 
 
 def test_window_keeps_one_more_than_its_width(wgpu: Device) -> None:
     """Query 2048 is the last that sees key 0: of a window of 2048, 2049 keys are kept. Query 2049 does not see it."""
     p = problem(Mask.window(2048, 0), 2050, heads=1, kv_heads=1, head_dim=8)
-    given = call(p)
+    given = sample(p)
     d_o = np.zeros_like(given["d_o"])
     d_o[:, 2048] = 1
     seen = Run(device=wgpu, recipe=recipe(p))(given.changed(d_o=d_o))["d_v"][0, :, 0, 0]
@@ -90,7 +92,7 @@ COMPOSED: dict[str, Mask] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_documents(wgpu: Device, kind: str, lengths: list[int], mask: Mask) -> None:
     p = problem(mask, 130)
-    check(wgpu, recipe(p, kind), call(p, doc_start=documents(p, lengths)))
+    check(wgpu, recipe(p, kind), sample(p, doc_start=documents(p, lengths)))
 
 
 @pytest.mark.parametrize("mask", COMPOSED.values(), ids=COMPOSED)
@@ -98,7 +100,7 @@ def test_documents(wgpu: Device, kind: str, lengths: list[int], mask: Mask) -> N
 def test_documents_with_other_masks(wgpu: Device, kind: str, mask: Mask) -> None:
     """And other documents in each batch entry."""
     p = problem(mask, 130, batch=3)
-    check(wgpu, recipe(p, kind), call(p, doc_start=documents(p, seed=4)))
+    check(wgpu, recipe(p, kind), sample(p, doc_start=documents(p, seed=4)))
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -107,7 +109,7 @@ def test_a_window_as_long_as_the_longest_document(wgpu: Device, causal: bool) ->
     lengths = [40, 1, 33, 40, 26, *9 * [40]]
     longest = max(lengths)
     p = problem(Mask.documents(causal=causal), sum(lengths))
-    case = call(p, doc_start=documents(p, lengths))
+    case = sample(p, doc_start=documents(p, lengths))
     bounded = replace(p, mask=p.mask & Mask.window(longest - 1, 0 if causal else longest - 1))
     want = case.expected()
     for q in (p, bounded):
@@ -121,7 +123,7 @@ def test_a_window_as_long_as_the_longest_document(wgpu: Device, causal: bool) ->
 def test_doc_start_that_is_not_monotone(wgpu: Device, kind: str, mask: Mask) -> None:
     p = problem(mask, 130, batch=2)
     starts = np.random.default_rng(3).integers(0, np.arange(130) + 1, (2, 130))
-    check(wgpu, recipe(p, kind), call(p, doc_start=starts))
+    check(wgpu, recipe(p, kind), sample(p, doc_start=starts))
 
 
 BANDS: dict[str, Mask] = {
@@ -139,7 +141,7 @@ BANDS: dict[str, Mask] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_compositions(wgpu: Device, kind: str, q_len: int, kv_len: int, mask: Mask) -> None:
     p = problem(mask, q_len, kv_len)
-    check(wgpu, recipe(p, kind), call(p))
+    check(wgpu, recipe(p, kind), sample(p))
 
 
 @pytest.mark.parametrize("length", [0, 1, 33, 100], ids="prefix {}".format)
@@ -148,7 +150,7 @@ def test_compositions(wgpu: Device, kind: str, q_len: int, kv_len: int, mask: Ma
 def test_prefixes(wgpu: Device, kind: str, q_len: int, kv_len: int, length: int) -> None:
     for align in ("bottom-right", "top-left"):
         p = problem(Mask.prefix(length, align), q_len, kv_len)
-        check(wgpu, recipe(p, kind), call(p))
+        check(wgpu, recipe(p, kind), sample(p))
 
 
 KEY_LENGTHS: dict[str, Mask] = {
@@ -168,7 +170,7 @@ def test_key_lengths(wgpu: Device, kind: str, mask: Mask) -> None:
     """None, one, a tile's edge, one past it, some, and all of the keys of a batch entry count."""
     for q_len in (100,) if mask.documents_mode else (100, 37):
         p = problem(mask, q_len, 100, batch=6, heads=2, kv_heads=1, kv_lengths=True)
-        got = check(wgpu, recipe(p, kind), call(p, kv_lengths=[0, 1, 64, 65, 83, 100]))
+        got = check(wgpu, recipe(p, kind), sample(p, kv_lengths=[0, 1, 64, 65, 83, 100]))
         assert not any(got[name][0].view(np.uint32).any() for name in GRADIENTS)
 
 
@@ -181,13 +183,13 @@ def test_key_lengths(wgpu: Device, kind: str, mask: Mask) -> None:
     ids=lambda p: str(p.mask),
 )
 def test_every_backend(device: Device, p: Problem) -> None:
-    check(device, recipe(p, "small"), call(p))
+    check(device, recipe(p, "small"), sample(p))
 
 
 # What is not visible
 
 
-def poisoned(given: Call, poison: float, rows: Array, keys: Array) -> Call:
+def poisoned(given: Sample, poison: float, rows: Array, keys: Array) -> Sample:
     """``rows`` (batch, q_len) and ``keys`` (batch, kv_len) say which positions hold the poison, in every array."""
     arrays: dict[str, Array] = {}
     for name, where in (("q", rows), ("d_o", rows), ("o", rows), ("delta", rows), ("k", keys), ("v", keys)):
@@ -218,9 +220,7 @@ def test_what_is_invisible_changes_no_bit(
     wgpu: Device, p: Problem, options: dict[str, Any], given: Any, guard: str, poison: float
 ) -> None:
     """Neither does what the scratch held before: blocks outside every interval are not read."""
-    from wgsl_attention.reference.attention import key_intervals
-
-    clean = call(p, **options).asking(given=given)
+    clean = sample(p, **options).asking(given=given)
     lo, hi = key_intervals(clean.problem, **{n: clean[n] for n in ("doc_start", "kv_lengths") if n in clean.arrays})
     keys = np.ones((p.batch, p.kv_len), bool)
     for b, i in np.ndindex(lo.shape):

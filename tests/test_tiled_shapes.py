@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from support.attention import wgpu_device
-from support.tiled_cases import Call, Run, call, check, problem, recipe, small
+from support.attention import Run, sample, wgpu_device
+from support.tiled_cases import check, problem, recipe, small
 from wgsl_attention.algorithms.choice import Choice
 from wgsl_attention.algorithms.recipe import Recipe
 from wgsl_attention.algorithms.tiled import tiled
@@ -30,6 +30,7 @@ from wgsl_attention.kernels.variant import Variant
 from wgsl_attention.problem.mask import Mask
 from wgsl_attention.problem.problem import Problem
 from wgsl_attention.profile import PROFILES, DeviceProfile
+from wgsl_attention.reference.samples import Sample
 from wgsl_attention.selection.select import select
 
 LISTED = {1, 2, 63, 64, 65, 127, 129, 255, 257, 1023, 1025}
@@ -48,17 +49,17 @@ def wgpu() -> Device:
 @pytest.mark.parametrize("layout", ["16k", "32k"])
 def test_lengths(wgpu: Device, layout: str, length: int) -> None:
     p = problem(Mask.causal(), length, heads=1 if length > 1000 else 2, kv_heads=1)
-    check(wgpu, recipe(p, layout), call(p))
+    check(wgpu, recipe(p, layout), sample(p))
     for q_len, kv_len in ((length, 20), (20, length)) if length < 300 else ():
         p = problem(Mask.full(), q_len, kv_len, heads=2, kv_heads=1)
-        check(wgpu, recipe(p, layout), call(p))
+        check(wgpu, recipe(p, layout), sample(p))
 
 
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_head_dims(wgpu: Device, head_dim: int) -> None:
     """As a constant, and by the kernels for any head_dim up to 256."""
     p = problem(Mask.causal(), 70, 75, heads=2, head_dim=head_dim)
-    case = call(p)
+    case = sample(p)
     for made in (recipe(p), recipe(p, at_most=256)):
         check(wgpu, made, case)
 
@@ -68,7 +69,7 @@ def test_head_dims(wgpu: Device, head_dim: int) -> None:
 def test_layouts(wgpu: Device, layout: str, head_dim: int) -> None:
     """Each as it is for one head_dim and for any up to 64, where the device has the workgroup memory."""
     p = problem(Mask.causal(), 150, heads=2, head_dim=head_dim)
-    case = call(p)
+    case = sample(p)
     check(wgpu, recipe(p, layout), case)
     if head_dim == 59:
         check(wgpu, recipe(p, layout, at_most=64), case)
@@ -78,7 +79,9 @@ def test_layouts(wgpu: Device, layout: str, head_dim: int) -> None:
 def test_layouts_fit_what_they_are_for(name: str) -> None:
     """The smallest everywhere, compatibility mode included; the others where there is the workgroup memory they are named for."""
     bytes_ = LAYOUTS[name].workgroup_bytes
-    profile = PROFILES["webgpu-compat" if name == "16k" else "webgpu-default" if bytes_ == 16384 else f"workgroup-{bytes_ >> 10}k"]
+    profile = PROFILES[
+        "webgpu-compat" if name == "16k" else "webgpu-default" if bytes_ == 16384 else f"workgroup-{bytes_ >> 10}k"
+    ]
     for head_dim, at_most in itertools.product((*HEAD_DIMS, *range(1, 257, 7)), (False, True)):
         made = choice(name, head_dim, at_most=at_most)
         for variant in made.kernels:
@@ -88,7 +91,7 @@ def test_layouts_fit_what_they_are_for(name: str) -> None:
 @pytest.mark.parametrize(("head_dim", "v_head_dim"), V_HEAD_DIMS)
 def test_v_head_dims(wgpu: Device, head_dim: int, v_head_dim: int) -> None:
     p = problem(Mask.causal(), 70, 75, heads=2, head_dim=head_dim, v_head_dim=v_head_dim)
-    for case in (call(p), call(p).asking(given="o")):
+    for case in (sample(p), sample(p).asking(given="o")):
         for made in (recipe(case.problem), recipe(case.problem, at_most=256)):
             check(wgpu, made, case)
 
@@ -98,7 +101,7 @@ def test_v_head_dims(wgpu: Device, head_dim: int, v_head_dim: int) -> None:
 @pytest.mark.parametrize("kind", ["16k", "small"])
 def test_grouped_queries_and_batches(wgpu: Device, kind: str, heads: int, kv_heads: int, batch: int) -> None:
     p = problem(Mask.causal(), 70, heads=heads, kv_heads=kv_heads, batch=batch)
-    check(wgpu, recipe(p, kind), call(p))
+    check(wgpu, recipe(p, kind), sample(p))
 
 
 def test_heads_that_do_not_divide() -> None:
@@ -165,9 +168,9 @@ SPLIT = problem(Mask.causal(), 130, batch=2, heads=4, kv_heads=2)
 @pytest.mark.parametrize("blocks", [1, 2, 5, 9, 14, 1000])
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_strips_and_parts(wgpu: Device, blocks: int, accumulate: bool) -> None:
-    case = call(SPLIT)
+    case = sample(SPLIT)
     made = tiled(replace(SPLIT, accumulate=accumulate), small(16, blocks=blocks))
-    before = {name: np.full(shape, 2, np.float32) for name, shape in case.shapes.items()}
+    before = {name: np.full(shape, 2, np.float32) for name, shape in case.problem.outputs.items()}
     got = Run(device=wgpu, recipe=made, before=before if accumulate else {})(case)
     if accumulate:
         for name, right in case.expected().outputs.items():
@@ -192,7 +195,7 @@ def test_strips_of_all_slots(wgpu: Device) -> None:
     p = problem(Mask.causal(), 1100, 40, heads=2, kv_heads=1)
     made = tiled(p, small(16).replaced(budget=8 * 64 * 2 * 600))
     assert facts(made)["row strips"] == 2 and facts(made)["slot strips"] == 1
-    check(wgpu, made, call(p))
+    check(wgpu, made, sample(p))
 
 
 def test_layouts_in_strips(wgpu: Device) -> None:
@@ -200,7 +203,7 @@ def test_layouts_in_strips(wgpu: Device) -> None:
     chosen = choice("16k", 16).replaced(budget=8 * 256 * 64 * 3)
     made = tiled(p, chosen)
     assert facts(made)["row strips"] > 1 and facts(made)["slot strips"] > 1
-    check(wgpu, made, call(p))
+    check(wgpu, made, sample(p))
 
 
 # Every combination that the rules allow
@@ -275,7 +278,7 @@ def masks(draw: st.DrawFn) -> Mask:
 
 
 @st.composite
-def drawn_calls(draw: st.DrawFn) -> tuple[Call, Choice]:
+def drawn_calls(draw: st.DrawFn) -> tuple[Sample, Choice]:
     mask = draw(masks())
     q_len = draw(st.integers(1, 150))
     p = Problem(
@@ -290,7 +293,7 @@ def drawn_calls(draw: st.DrawFn) -> tuple[Call, Choice]:
         given=draw(st.sampled_from(["none", "o", "delta"])),
         kv_lengths=draw(st.booleans()),
     )
-    return call(p, seed=draw(st.integers(0, 1000))), draw(choices(p))
+    return sample(p, seed=draw(st.integers(0, 1000))), draw(choices(p))
 
 
 EXAMPLES = int(os.environ.get("WGSL_ATTENTION_EXAMPLES", "0"))
@@ -305,7 +308,7 @@ EXAMPLES = int(os.environ.get("WGSL_ATTENTION_EXAMPLES", "0"))
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(drawn=drawn_calls())
-def test_every_combination_that_the_rules_allow(drawn: tuple[Call, Choice]) -> None:
+def test_every_combination_that_the_rules_allow(drawn: tuple[Sample, Choice]) -> None:
     case, chosen = drawn
     made = tiled(case.problem, chosen)
     got = Run(device=wgpu_device(), recipe=made)(case)
@@ -340,7 +343,7 @@ def test_seventy_thousand_positions(wgpu: Device) -> None:
     q, k, v, d_o = (rng.standard_normal((1, n, 1, 8), np.float32) for _ in range(4))
     lse = (np.sum(q.astype(float) * k, axis=3) / np.sqrt(8)).astype(np.float32)
     starts = np.arange(n, dtype=np.uint32)[None]
-    case = Call(problem=p, arrays={"q": q, "k": k, "v": v, "d_o": d_o, "lse": lse, "doc_start": starts})
+    case = Sample(problem=p, arrays={"q": q, "k": k, "v": v, "d_o": d_o, "lse": lse, "doc_start": starts})
     got = Run(device=wgpu, recipe=recipe(p))(case)
     np.testing.assert_allclose(got["d_v"], d_o, rtol=2e-7)
     # P·(dP − D), D being dP: what rounding leaves

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import wgsl_attention as wa
-from support.attention import wgpu_device
+from support.attention import sample, wgpu_device
 from wgsl_attention.gpu.device import Device
 from wgsl_attention.problem.mask import Mask
 from wgsl_attention.problem.problem import Problem
@@ -25,11 +25,6 @@ def device() -> Device:
 def run(
     device: Device, mask: Mask, q_len: int, kv_len: int, head_dim: int, spread: float = 1.0, **terms: Any
 ) -> accuracy.Verdict:
-    rng = np.random.default_rng(3)
-    shapes = {"q": (q_len, 4), "k": (kv_len, 2), "v": (kv_len, 2), "d_o": (q_len, 4)}
-    q, k, v, d_o = (rng.standard_normal((1, *shape, head_dim), np.float32) for shape in shapes.values())
-    q *= spread
-    softcap, alibi = terms.get("softcap"), terms.get("alibi")
     p = Problem(
         q_len=q_len,
         kv_len=kv_len,
@@ -37,15 +32,13 @@ def run(
         kv_heads=2,
         head_dim=head_dim,
         mask=mask,
-        softcap=softcap is not None,
-        alibi=alibi is not None,
+        softcap="softcap" in terms,
+        alibi="alibi_slopes" in terms,
     )
-    _, lse = reference.forward(p, q, k, v, **terms)
-    found = wa.attention_backward(
-        q, k, v, d_o, lse.astype(np.float32), mask=mask, softcap=softcap, alibi_slopes=alibi, device=device, check_lse=True
-    )
-    got = {"d_q": found.d_q, "d_k": found.d_k, "d_v": found.d_v}
-    return accuracy.expected(p, q, k, v, d_o, **terms).judge(got)
+    given = sample(p, seed=3, q_size=spread, **terms)
+    arrays = {name: given[name] for name in p.inputs}
+    found = wa.attention_backward(**arrays, mask=mask, softcap=given.softcap, device=device, check_lse=True)
+    return given.expected().judge({name: getattr(found, name) for name in p.outputs})
 
 
 @pytest.mark.parametrize(
@@ -54,9 +47,9 @@ def run(
         (Mask.causal(), 130, 130, 64, {"softcap": 2.0}),
         (Mask.window(40, 3), 70, 100, 21, {"softcap": 0.5}),
         (Mask.causal(), 130, 130, 64, {"softcap": 30.0}),
-        (Mask.full(), 65, 140, 64, {"alibi": SLOPES}),
-        (Mask.causal(), 140, 65, 40, {"alibi": SLOPES}),
-        (Mask.causal(), 100, 130, 40, {"alibi": SLOPES, "softcap": 1.5}),
+        (Mask.full(), 65, 140, 64, {"alibi_slopes": SLOPES}),
+        (Mask.causal(), 140, 65, 40, {"alibi_slopes": SLOPES}),
+        (Mask.causal(), 100, 130, 40, {"alibi_slopes": SLOPES, "softcap": 1.5}),
     ],
     ids=["softcap", "softcap, window", "a cap far out", "alibi, full", "alibi, first rows empty", "both"],
 )

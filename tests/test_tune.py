@@ -27,6 +27,7 @@ from wgsl_attention.gpu.device import Device, open_device
 from wgsl_attention.kernels import families
 from wgsl_attention.kernels.tiled_products import AttentionDq
 from wgsl_attention.kernels.variant import param
+from wgsl_attention.reference.samples import timed_sample
 from wgsl_attention.rendering.render import environment
 from wgsl_attention.selection import tables as tuning
 from wgsl_attention.selection.select import choices, select
@@ -241,7 +242,7 @@ def test_two_problems_leave_a_table_in_time(tuned: tuple[Tuner, Path], gpu: Devi
 def test_the_tuned_choice_is_not_slower_than_the_default(tuned: tuple[Tuner, Path], gpu: Device) -> None:
     found = tuning.load(tuned[1])
     for of in (problem(), problem(200)):
-        bench = Workbench(gpu, of)
+        bench = Workbench(gpu, timed_sample(of))
         best, default = (select(of, gpu.profile, tuning=table).best for table in (found, tuning.EMPTY))
         assert best is not None and default is not None
         runners = [bench.prepare("default", default), bench.prepare("tuned", best)]
@@ -346,10 +347,10 @@ def test_twins_are_small_and_of_the_same_kind(of: Problem, gpu: Device) -> None:
 
 def test_vouching_leaves_the_checks_out(gpu: Device) -> None:
     of = problem()
-    bench = Workbench(Vouching(gpu), of)
+    bench = Workbench(Vouching(gpu), timed_sample(of))
     choice = choices(of, gpu.profile)[0]
     assert bench.prepare("it", choice.recipe(of, gpu.profile)).unchecked
-    assert not Workbench(gpu, of).prepare("it", choice.recipe(of, gpu.profile)).unchecked
+    assert not Workbench(gpu, timed_sample(of)).prepare("it", choice.recipe(of, gpu.profile)).unchecked
 
 
 def test_presets_are_problems() -> None:

@@ -10,7 +10,8 @@ from ..errors import UnservedProblemError, WgslAttentionError
 from ..gpu.device import Device
 from ..problem.problem import Problem
 from ..profile import DeviceProfile
-from .contenders import NAMES, contenders, document_starts, operations
+from ..reference.samples import timed_sample
+from .contenders import NAMES, contenders, operations
 from .timing import WARM_UP, PlanRunner, Runner, Timing, Workbench, race
 
 LIMIT, SOFTWARE_LIMIT = 20.0, 5.0
@@ -82,8 +83,9 @@ def measure(
     layouts, variants = tuple(layouts), tuple(variants)
     if algorithms is None:
         algorithms = () if layouts or variants else NAMES
-    doc_start = document_starts(problem, document_length)
-    workbench = Workbench(device, problem, doc_start=doc_start)
+    sample = timed_sample(problem, document_length=document_length)
+    doc_start = sample.arrays.get("doc_start")
+    workbench = Workbench(device, sample)
     entries: list[Runner | Result] = []
     for contender in contenders(problem, device.profile, algorithms, candidates=candidates, layouts=layouts, variants=variants):
         progress(f"{problem}: compiling {contender.label}")

@@ -31,8 +31,6 @@ ORIGINAL = ("original-short", "original-streaming")
 NAMES = (*ORIGINAL, *ALGORITHMS)
 """What ``--algorithm`` takes, ``original`` apart, which is the first two."""
 CAUSAL = Interval(hi_shift=1)
-DOCUMENTS = 8
-"""Documents of a sequence, unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,17 +125,6 @@ def _with_variant(problem: Problem, profile: DeviceProfile, variant: str, guard:
         if variant in (v.name for v in recipe.variants):
             return Contender(label=variant, recipe=recipe)
     return Contender(label=variant, reason="no recipe for this problem on this device uses it (see `wgsl-attention explain`)")
-
-
-def document_starts(problem: Problem, length: int | None = None) -> NDArray[np.uint32] | None:
-    """(q_len,) first positions of documents of ``length`` positions each, the last may be shorter; None for other masks.
-
-    ``length`` defaults to an eighth of the sequence.
-    """
-    if not problem.interval.doc_start:
-        return None
-    length = max(1, problem.q_len // DOCUMENTS) if length is None else length
-    return (np.arange(problem.q_len) // length * length).astype(np.uint32)
 
 
 def visible_pairs(problem: Problem, doc_start: NDArray[np.uint32] | None = None) -> float:

@@ -14,16 +14,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..algorithms.recipe import Recipe, placed
 from ..errors import UnservedProblemError, WgslAttentionError
 from ..gpu.device import Device
 from ..planning.plan import Plan
 from ..planning.program import BoundStep
-from ..problem.problem import Problem
-from ..reference import attention as reference
+from ..reference.samples import Sample
 
 WARM_UP = 0.25
 """Seconds of GPU work before each timing."""
@@ -31,8 +27,6 @@ PASS_SECONDS = 0.02
 """Warming up goes in passes of about so long: long enough to hide the host, too short for a driver's time-out."""
 MAX_REPETITIONS = 64
 KERNEL_ROUNDS = 5
-SOFTCAP = 30.0
-"""The bound where a problem has one: such as models use."""
 
 
 class Runner(Protocol):
@@ -190,27 +184,13 @@ class PlanRunner:
 class Workbench:
     """The buffers that all recipes for one problem on one device share, made when the first recipe wants them.
 
-    q, k, v, o and d_o are normal noise, and lse is what such rows have on average, so that probabilities are ordinary
-    ones (kernels can run faster on zeros). ``doc_start`` is as for ``key_intervals``; a kernel that wants one where the
-    mask has no documents finds zeros. ``kv_lengths`` defaults to all keys, where the problem has them.
+    They hold a sample's arrays; a kernel that wants a doc_start where the mask has no documents finds zeros.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        problem: Problem,
-        *,
-        doc_start: NDArray[Any] | None = None,
-        kv_lengths: NDArray[Any] | None = None,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, device: Device, sample: Sample) -> None:
         self.device = device
-        self.problem = problem
-        self.doc_start = np.zeros(problem.q_len, np.uint32) if doc_start is None else doc_start
-        self.kv_lengths = None
-        if problem.kv_lengths:
-            self.kv_lengths = np.full(problem.batch, problem.kv_len) if kv_lengths is None else np.asarray(kv_lengths)
-        self._random = np.random.default_rng(seed)
+        self.sample = sample
+        self.problem = sample.problem
         self._buffers: dict[str, Any] = {}
 
     def prepare(self, label: str, recipe: Recipe) -> PlanRunner:
@@ -223,33 +203,13 @@ class Workbench:
             raise UnservedProblemError(self.problem, self.device.profile.name, refusals)
         plan = Plan(recipe, self.device)
         buffers = {name: self._buffer(name) for name in plan.buffers}
-        steps = plan.bind(buffers, softcap=SOFTCAP if self.problem.softcap else None)
-        with self.device.guard("preparing a plan"):
-            encoder = self.device.raw.create_command_encoder()
-            plan.record_first(encoder, buffers)
-            self.device.raw.queue.submit([encoder.finish()])
+        steps = plan.bound(buffers, self.sample.numbers)
+        self.device.submit(lambda encoder: plan.record_first(encoder, buffers), doing="preparing a plan")
         return PlanRunner(label, plan, steps)
 
     def _buffer(self, name: str) -> Any:
         if name not in self._buffers:
-            size = self.problem.buffer_bytes[name]
-            if name in self.problem.outputs:
-                self._buffers[name] = self.device.zeros(size, label=name)
-            else:
-                self._buffers[name] = self.device.storage(self._array(name, size // 4), label=name)
+            array = self.sample.arrays.get(name)
+            held = self.problem.buffer_bytes[name] if array is None else placed(self.problem, name, array)
+            self._buffers[name] = self.device.storage(held, label=name)
         return self._buffers[name]
-
-    def _array(self, name: str, count: int) -> NDArray[Any]:
-        p = self.problem
-        if name == "doc_start":
-            return np.ascontiguousarray(np.broadcast_to(self.doc_start, (p.batch, p.q_len)), np.uint32)
-        if name == "kv_lengths":
-            return np.asarray(self.kv_lengths, np.uint32)
-        if name == "alibi_slopes":
-            return np.exp2(-8 * np.arange(1, p.heads + 1) / p.heads).astype(np.float32)
-        if name == "lse":
-            lo, hi = reference.key_intervals(p, doc_start=self.doc_start, kv_lengths=self.kv_lengths)
-            with np.errstate(divide="ignore"):
-                lse = np.where(hi > lo, np.log(hi - lo) + 0.5, np.inf)  # q·k/√d is normal: the mean of its exp is e^½
-            return placed(p, name, np.broadcast_to(lse[..., None], (p.batch, p.q_len, p.heads)).astype(np.float32))
-        return self._random.standard_normal(count, np.float32)

@@ -18,7 +18,7 @@ from .common import add_device_arguments, add_json_argument, checkout, console, 
 from .problems import add_problem_arguments, has_shape, mask_of, problem_of, with_strides
 
 if TYPE_CHECKING:
-    from ..reference.samples import Case
+    from ..reference.samples import Sample
     from ..validation.gradcheck import Check
 
 SUMMARY = "prove the gradients on this machine's GPU"
@@ -65,9 +65,9 @@ def run(args: argparse.Namespace) -> int:
     from ..validation.gradcheck import run_checks
 
     with progress("Opening the device") as tell:
-        cases = [replace(case, problem=with_strides(case.problem, args.strides)) for case in _cases(args)]
+        samples = [replace(sample, problem=with_strides(sample.problem, args.strides)) for sample in _samples(args)]
         with open_device(args.backend, args.adapter) as device:
-            checks = run_checks(cases, device=device, algorithm=args.algorithm, progress=tell)
+            checks = run_checks(samples, device=device, algorithm=args.algorithm, progress=tell)
             profile = device.profile
     ok = all(check.ok for check in checks)
     if args.json:
@@ -84,23 +84,23 @@ def run(args: argparse.Namespace) -> int:
     return 0 if ok else 1
 
 
-def _cases(args: argparse.Namespace) -> list[Case]:
-    from ..reference.samples import case_from_file, synthetic_case, synthetic_cases
+def _samples(args: argparse.Namespace) -> list[Sample]:
+    from ..reference.samples import LOSS_SIZE, assorted_samples, random_sample, sample_from_file
 
     mask = mask_of(args)
     if sum((args.data is not None, has_shape(args), args.synthetic)) > 1:
         raise ArgumentError("--data, --synthetic and shapes", "several of them", "one")
     if args.data is not None:
-        return [case_from_file(args.data, mask)]
+        return [sample_from_file(args.data, mask)]
     if has_shape(args) or (mask is not None and not args.synthetic):
         problem = problem_of(args, q_len=256, heads=4, head_dim=64, mask=Mask.causal())
-        return [synthetic_case("random arrays", problem)]
+        return [random_sample(problem, d_o_size=LOSS_SIZE, name="random arrays")]
     if mask is not None:
         raise ArgumentError("--synthetic", "a mask too", "no mask, since the set has one problem of each")
     root = checkout()
     if root and not args.synthetic and (root / REAL_STEP).is_file():
-        return [case_from_file(root / REAL_STEP)]
-    return synthetic_cases()
+        return [sample_from_file(root / REAL_STEP)]
+    return assorted_samples()
 
 
 def _print_case(out: Console, checks: list[Check]) -> None:

@@ -13,9 +13,11 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
+
+from numpy.typing import NDArray
 
 from ..errors import ArgumentError, DeviceError, GpuBufferError, WgslAttentionError
 from ..kernels.facts import RenderedVariant
@@ -32,7 +34,7 @@ MAX_PLANS = 256
 MAX_GROUPS = 1024
 
 
-class Device(Memory):
+class Device:
     """A GPU device with its profile and caches; close it, or use it as a context manager. Safe to share between threads.
 
     ``profile`` has the limits and features that the *device* has, or, of an emulating device, those that are emulated;
@@ -60,6 +62,7 @@ class Device(Memory):
         self.pool = Pool(lambda size, name: self.zeros(size, label=name), self._pool_changed)
         self._lock = threading.Lock()
         self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+        self._memory = Memory(raw, profile, self.guard)
         self._pipelines = Pipelines(raw, profile, self.guard, trusted=trusted, unchecked=unchecked)
         self._gone = ""
 
@@ -153,6 +156,32 @@ class Device(Memory):
         )
         raise DeviceError(message) from error
 
+    def storage(self, source: int | NDArray[Any], *, label: str = "storage") -> Any:
+        """A new storage buffer: so many bytes of zeros, or the array's bytes in C order.
+
+        Its size is rounded up to 4 bytes, and to 16 at least. Raises ``DeviceError`` that names the limit it is past.
+        """
+        return self._memory.storage(source, label)
+
+    def zeros(self, nbytes: int, *, label: str = "zeros") -> Any:
+        """A new storage buffer of that many bytes, which WebGPU fills with zeros."""
+        return self._memory.storage(nbytes, label)
+
+    def uniform(self, words: Sequence[int | float] | NDArray[Any], *, label: str = "uniform") -> Any:
+        """A new uniform buffer of 32-bit words: ints as u32 (or, below zero, i32), floats as f32; or an array's bytes.
+
+        Its size is rounded up to 16 bytes, a vec4. Raises ``ArgumentError`` for a word that does not fit.
+        """
+        return self._memory.uniform(words, label)
+
+    def write(self, buffer: Any, source: NDArray[Any] | bytes, offset: int = 0) -> None:
+        """Writes an array's bytes in C order, or bytes, from byte ``offset`` on, in whole words. Raises ``GpuBufferError``."""
+        self._memory.write(buffer, source, offset)
+
+    def read(self, buffer: Any, nbytes: int | None = None, offset: int = 0) -> bytes:
+        """The buffer's bytes, or ``nbytes`` of them from ``offset`` (a multiple of 4) on; waits for the GPU."""
+        return self._memory.read(buffer, nbytes, offset)
+
     def pipeline(self, rendered: RenderedVariant, *, trusted: bool = False) -> Pipeline:
         """The compiled variant, from the cache where it was compiled before.
 
@@ -184,14 +213,25 @@ class Device(Memory):
         with self.guard(f"binding the buffers of {pipeline.name}"):
             return self.raw.create_bind_group(label=pipeline.name, layout=pipeline.bind_group_layout, entries=entries)
 
+    def submit(self, record: Callable[[Any], None], *, doing: str = "submitting commands") -> None:
+        """Submits what ``record`` records into the command encoder that it gets. Does not wait for the GPU.
+
+        ``doing`` says in an error what was being done.
+        """
+        with self.guard(doing):
+            encoder = self.raw.create_command_encoder()
+            record(encoder)
+            self.raw.queue.submit([encoder.finish()])
+
     def run(self, record: Callable[[Any], None]) -> None:
         """Submits one compute pass; ``record`` gets its encoder and records dispatches. Does not wait for the GPU."""
-        with self.guard("submitting a compute pass"):
-            encoder = self.raw.create_command_encoder()
+
+        def in_a_pass(encoder: Any) -> None:
             compute_pass = encoder.begin_compute_pass()
             record(compute_pass)
             compute_pass.end()
-            self.raw.queue.submit([encoder.finish()])
+
+        self.submit(in_a_pass, doing="submitting a compute pass")
 
     def time(self, record: Callable[[Any], None]) -> float:
         """As ``run``, and the seconds that the pass took: by the GPU's timestamps, or without them by the wall clock.

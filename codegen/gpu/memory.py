@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import struct
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -16,36 +15,24 @@ from ..profile import DeviceProfile
 from .buffers import COPY_DST, COPY_SRC, STORAGE, UNIFORM
 
 
-class Memory(ABC):
-    """The part of ``Device`` that makes buffers; ``raw`` is the package's GPUDevice."""
+class Memory:
+    """The buffers behind ``Device.storage``, ``uniform``, ``write`` and ``read``; ``guard`` is the device's."""
 
-    raw: Any
-    profile: DeviceProfile
+    def __init__(self, raw: Any, profile: DeviceProfile, guard: Callable[[str], AbstractContextManager[None]]) -> None:
+        self._raw = raw
+        self._profile = profile
+        self._guard = guard
 
-    @abstractmethod
-    def guard(self, doing: str) -> AbstractContextManager[None]:
-        """Turns what the package raises into a ``DeviceError`` that says what was being done."""
-
-    def storage(self, source: int | NDArray[Any], *, label: str = "storage") -> Any:
-        """A new storage buffer: so many bytes of zeros, or the array's bytes in C order.
-
-        Its size is rounded up to 4 bytes, and to 16 at least. Raises ``DeviceError`` that names the limit it is past.
-        """
+    def storage(self, source: int | NDArray[Any], label: str) -> Any:
+        """As ``Device.storage``."""
         if not isinstance(source, np.ndarray):
             return self._buffer(source, STORAGE | COPY_SRC | COPY_DST, "max_storage_buffer_binding_size", label)
-        buffer = self.storage(source.nbytes, label=label)
+        buffer = self.storage(source.nbytes, label)
         self._fill(buffer, source.tobytes() + bytes(-source.nbytes % 4) if source.nbytes % 4 else source)
         return buffer
 
-    def zeros(self, nbytes: int, *, label: str = "zeros") -> Any:
-        """A new storage buffer of that many bytes, which WebGPU fills with zeros."""
-        return self.storage(nbytes, label=label)
-
-    def uniform(self, words: Sequence[int | float] | NDArray[Any], *, label: str = "uniform") -> Any:
-        """A new uniform buffer of 32-bit words: ints as u32 (or, below zero, i32), floats as f32; or an array's bytes.
-
-        Its size is rounded up to 16 bytes, a vec4. Raises ``ArgumentError`` for a word that does not fit.
-        """
+    def uniform(self, words: Sequence[int | float] | NDArray[Any], label: str) -> Any:
+        """As ``Device.uniform``."""
         data = words.tobytes() if isinstance(words, np.ndarray) else b"".join(map(_word, words))
         data += bytes(-len(data) % 16)
         buffer = self._buffer(len(data), UNIFORM | COPY_DST, "max_uniform_buffer_binding_size", label)
@@ -57,35 +44,35 @@ class Memory(ABC):
             raise ArgumentError("nbytes", nbytes, "zero or more")
         size = max(16, -(-int(nbytes) // 4) * 4)
         for name in (limit, "max_buffer_size"):
-            allowed = getattr(self.profile.limits, name)
+            allowed = getattr(self._profile.limits, name)
             if size > allowed:
-                raise DeviceError(f"buffer {label!r}: {size} bytes, past {self.profile.name}'s {name} of {allowed}")
-        with self.guard(f"making the buffer {label!r} of {size} bytes"):
-            return self.raw.create_buffer(label=label, size=size, usage=usage)
+                raise DeviceError(f"buffer {label!r}: {size} bytes, past {self._profile.name}'s {name} of {allowed}")
+        with self._guard(f"making the buffer {label!r} of {size} bytes"):
+            return self._raw.create_buffer(label=label, size=size, usage=usage)
 
     def _fill(self, buffer: Any, data: Any, offset: int = 0) -> None:
         if len(data):
-            with self.guard(f"writing the buffer {buffer.label!r}"):
-                self.raw.queue.write_buffer(
+            with self._guard(f"writing the buffer {buffer.label!r}"):
+                self._raw.queue.write_buffer(
                     buffer, offset, np.ascontiguousarray(data) if isinstance(data, np.ndarray) else data
                 )
 
-    def write(self, buffer: Any, source: NDArray[Any] | bytes, offset: int = 0) -> None:
-        """Writes an array's bytes in C order, or bytes, from byte ``offset`` on, in whole words. Raises ``GpuBufferError``."""
+    def write(self, buffer: Any, source: NDArray[Any] | bytes, offset: int) -> None:
+        """As ``Device.write``."""
         nbytes = source.nbytes if isinstance(source, np.ndarray) else len(source)
         if nbytes % 4 or offset % 4 or offset < 0 or offset + nbytes > buffer.size:
             raise GpuBufferError(buffer.label, f"{nbytes} bytes at {offset}", f"multiples of 4 within its {buffer.size} bytes")
         self._fill(buffer, source, offset)
 
-    def read(self, buffer: Any, nbytes: int | None = None, offset: int = 0) -> bytes:
-        """The buffer's bytes, or ``nbytes`` of them from ``offset`` (a multiple of 4) on; waits for the GPU."""
+    def read(self, buffer: Any, nbytes: int | None, offset: int) -> bytes:
+        """As ``Device.read``."""
         size = buffer.size - offset if nbytes is None else nbytes
         if offset % 4 or offset < 0 or size < 0 or offset + size > buffer.size:
             raise GpuBufferError(buffer.label, f"a read of {size} bytes at {offset}", f"one within its {buffer.size} bytes")
         if not size:
             return b""
-        with self.guard(f"reading the buffer {buffer.label!r}"):
-            return bytes(self.raw.queue.read_buffer(buffer, offset, -(-size // 4) * 4)[:size])
+        with self._guard(f"reading the buffer {buffer.label!r}"):
+            return bytes(self._raw.queue.read_buffer(buffer, offset, -(-size // 4) * 4)[:size])
 
 
 def _word(word: float) -> bytes:

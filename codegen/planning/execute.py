@@ -40,10 +40,9 @@ def run_plan(
         if before != 0.0 and name not in problem.accumulate:
             device.write(buffers[name], np.full(plan.buffers[name] // 4, before, np.float32))
     scratch = {name: device.zeros(size, label=name) for name, size in plan.scratch.items()}
-    with device.guard("running the backward pass"):
-        encoder = device.raw.create_command_encoder()
-        plan.record_call(encoder, buffers, numbers, scratch)
-        device.raw.queue.submit([encoder.finish()])
+    device.submit(
+        lambda encoder: plan.record_call(encoder, buffers, numbers, scratch), doing=f"running {plan.recipe.algorithm}"
+    )
     found = {}
     for name in problem.outputs:
         flat = np.frombuffer(device.read(buffers[name], plan.buffers[name]), np.float32)

@@ -17,6 +17,7 @@ from ..errors import DeviceError, VariantError, WgslAttentionError
 from ..gpu.device import Device
 from ..kernels.facts import RenderedVariant
 from ..problem.problem import Problem
+from ..reference.samples import timed_sample
 from ..rendering.kernel_text import is_checked_in, rendered
 from ..rendering.render import render
 from .journal import Journal, Measurement, Status
@@ -78,12 +79,12 @@ class Candidate:
 class Bench:
     """Everything that the trials of one problem share: buffers, the twin with its right gradients, the journal."""
 
-    def __init__(self, device: Device, problem: Problem, journal: Journal, package: str, doc_start: Any = None) -> None:
+    def __init__(self, device: Device, problem: Problem, journal: Journal, package: str) -> None:
         self.device = device
         self.problem = problem
         self.journal = journal
         self.package = package
-        self._work = Workbench(device, problem, doc_start=doc_start)
+        self._work = Workbench(device, timed_sample(problem))
         self._twin: Twin | None = None
         self._verdicts: dict[Any, tuple[bool, float, str]] = {}
         self._runner: tuple[Candidate, PlanRunner] | None = None

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ..algorithms.choice import Choice
-from ..benchmarking.contenders import document_starts
 from ..errors import ArgumentError, DeviceError, TuningError, VariantError
 from ..gpu.device import Device, default_device
 from ..problem.mask import Mask
@@ -101,7 +100,7 @@ class Tuner:
         try:
             for number, problem in enumerate(self.problems):
                 left = max(0.0, end - time.monotonic())
-                bench = Bench(self._device, problem, self.journal, self.package, document_starts(problem))
+                bench = Bench(self._device, problem, self.journal, self.package)
                 search = Search(
                     bench,
                     space=self._space,

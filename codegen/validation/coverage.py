@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -25,9 +25,8 @@ from ..kernels.variant import Variant
 from ..problem.mask import Mask
 from ..problem.problem import Problem
 from ..profile import PROFILES
-from ..reference import attention as reference
-from ..reference.accuracy import Expected, expected
-from ..reference.attention import Array
+from ..reference.accuracy import Expected
+from ..reference.samples import Sample, documents, random_sample
 from ..selection import catalog
 from ..selection.table_files import shipped
 
@@ -207,49 +206,20 @@ def _with_accumulation(variant: Variant, problem: Problem) -> Iterator[Problem]:
 
 
 @functools.lru_cache(maxsize=32)
-def inputs(problem: Problem) -> Mapping[str, Array]:
-    """The caller's arrays for a problem, float32 and uint32, always the same: normal noise with a larger q, uneven documents."""
-    rng = np.random.default_rng(20)
+def sample(problem: Problem) -> Sample:
+    """All the arrays that a kernel can ask for, always the same: normal noise with a larger q, uneven documents and lengths."""
     p = problem
-    query, key = (p.batch, p.q_len, p.heads), (p.batch, p.kv_len, p.kv_heads)
-    shapes = {
-        "q": (*query, p.head_dim),
-        "k": (*key, p.head_dim),
-        "v": (*key, p.v_head_dim),
-        "d_o": (*query, p.v_head_dim),
-    }
-    arrays: dict[str, Array] = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-    arrays["q"] *= np.float32(Q_SIZE)
-    options = {"doc_start": doc_start(p)} if p.interval.doc_start else {}
-    if p.kv_lengths:
-        options["kv_lengths"] = np.array([p.kv_len - 5 - entry * (p.kv_len // 2) for entry in range(p.batch)], np.uint32)
-    o, lse = reference.forward(p, arrays["q"], arrays["k"], arrays["v"], **options)  # type: ignore[arg-type]
-    arrays |= {"o": o.astype(np.float32), "lse": lse.astype(np.float32), "delta": np.sum(o * arrays["d_o"], axis=3)}
-    arrays["delta"] = arrays["delta"].astype(np.float32)
-    return {**arrays, **options}
-
-
-def doc_start(problem: Problem) -> Array:
-    """(batch, q_len) uint32: documents of 1, 63, 1, 70, … positions, other ones in each batch entry."""
-    starts = np.zeros((problem.batch, problem.q_len), np.uint32)
-    for entry, row in enumerate(starts):
-        at, lengths = 0, (1, 63, 1, 70, 5, 17 + entry, 128)
-        for i in range(problem.q_len):
-            row[at : at + lengths[i % len(lengths)]] = at
-            at += lengths[i % len(lengths)]
-            if at >= problem.q_len:
-                break
-    return starts
+    starts = np.stack([documents(p.q_len, (1, 63, 1, 70, 5, 17 + entry, 128)) for entry in range(p.batch)])
+    lengths = [p.kv_len - 5 - entry * (p.kv_len // 2) for entry in range(p.batch)]
+    return random_sample(p, seed=20, q_size=Q_SIZE, doc_start=starts, kv_lengths=lengths).completed()
 
 
 @functools.lru_cache(maxsize=32)
 def right(problem: Problem) -> Expected:
-    """The float64 gradients of ``inputs`` and their tolerances, by ``accuracy``."""
-    given = inputs(problem)
-    options = {name: given[name] for name in ("doc_start", "kv_lengths") if name in given}
-    if problem.given == "delta":
-        options["delta"] = given["delta"]  # an input like the others, rounded as it is
-    return expected(problem, given["q"], given["k"], given["v"], given["d_o"], **options)  # type: ignore[arg-type]
+    """The float64 gradients of ``sample`` and their tolerances, by ``accuracy``."""
+    given = sample(problem)
+    # delta is an input like the others, rounded as it is
+    return given.expected(delta=given["delta"] if problem.given == "delta" else None)
 
 
 def rope_values(variant: Variant) -> dict[str, float | int]:

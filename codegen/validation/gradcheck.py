@@ -1,6 +1,5 @@
-"""Proves the kernels on a device: every algorithm that serves a case, run on it and held against float64.
+"""Proves the kernels on a device: every algorithm that serves a sample, run on it and held against float64.
 
-A ``Case`` is one backward pass with its arrays: from a file such as a captured training step, or made up for a problem.
 ``run_checks`` returns plain records, one for each run; the command line prints them.
 """
 
@@ -19,11 +18,9 @@ from ..gpu.device import Device, default_device
 from ..planning.execute import run_plan
 from ..planning.plan import plan
 from ..planning.rope import record_rope_backward
-from ..problem.scalars import resolve_numbers
-from ..reference import attention as reference
-from ..reference.accuracy import Expected, Judgement, expected, judge_rope
+from ..reference.accuracy import Expected, Judgement, judge_rope
 from ..reference.attention import Array
-from ..reference.samples import F32, Case, synthetic_cases
+from ..reference.samples import Sample, assorted_samples
 
 ROPE_OFFSETS = (0, 100_000)
 """First positions at which rotary embedding is checked; a float32 angle is wrong in the third digit at the second."""
@@ -31,11 +28,12 @@ ROPE_OFFSETS = (0, 100_000)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One run of one case: an algorithm (or ``"rope"``) with one input, and how right each gradient came out.
+    """One run on one sample: an algorithm (or ``"rope"``) with one input, and how right each gradient came out.
 
-    ``status`` is ``"pass"``, ``"fail"``, ``"refused"`` (the algorithm does not serve the case on this device, while another
-    does) or ``"baseline"`` (somebody's float32, judged for comparison only). ``reason`` says why, where something is
-    refused or gave no gradients. ``variants`` are the kernels that ran, in order.
+    ``case`` is the sample's name, ``given`` whose lse it had. ``status`` is ``"pass"``, ``"fail"``, ``"refused"`` (the
+    algorithm does not serve the sample on this device, while another does) or ``"baseline"`` (somebody's float32, judged for
+    comparison only). ``reason`` says why, where something is refused or gave no gradients. ``variants`` are the kernels that
+    ran, in order.
     """
 
     case: str
@@ -53,87 +51,73 @@ class Check:
 
 
 def run_checks(
-    cases: Iterable[Case] | None = None,
+    samples: Iterable[Sample] | None = None,
     *,
     device: Device | None = None,
     algorithm: str | None = None,
     progress: Callable[[str], None] = lambda doing: None,
 ) -> list[Check]:
-    """Runs every algorithm (or one) on every case, each with the forward pass's lse and with the exact one, then RoPE.
+    """Runs every algorithm (or one) on every sample, each with the forward pass's lse and with the exact one, then RoPE.
 
-    ``cases`` defaults to ``synthetic_cases()``, ``device`` to the process's shared one. A kernel that the device's compiler
-    or driver fails on is a failed check; a case that no algorithm serves fails too. ``progress`` is told what is being done.
+    ``samples`` defaults to ``assorted_samples()``, ``device`` to the process's shared one. A kernel that the device's compiler
+    or driver fails on is a failed check; a sample that no algorithm serves fails too. ``progress`` is told what is being done.
     Raises ``ArgumentError`` for an unknown algorithm and ``DeviceError`` where there is no device at all.
     """
     if algorithm is not None:
         algorithm_named(algorithm)
     device = device or default_device()
     checks: list[Check] = []
-    for case in synthetic_cases() if cases is None else cases:
-        progress(f"{case.name}: the float64 reference")
-        right = _expected(case)
-        exact = reference.forward(case.problem, case.q, case.k, case.v, **case.options)[1].astype(np.float32)
-        # The step's own o goes with its own lse; without an o a kernel must find D for itself.
-        inputs = ((case.lse_name, case.lse, case.o), ("exact lse", exact, None))
+    for sample in assorted_samples() if samples is None else samples:
+        progress(f"{sample.name}: the float64 reference")
+        right = sample.expected()
+        # The sample's own o goes with its own lse; without an o a kernel must find D for itself.
+        exact = sample.without("o").changed(lse=sample.forward()[1])
+        inputs = {"given lse": sample, "exact lse": exact}
+        if "lse" not in sample.arrays:
+            inputs = {"float32 lse": sample.changed(lse=sample.forward(np.float32)[1]), "exact lse": exact}
         found: list[Check] = []
         for name in ALGORITHMS if algorithm is None else (algorithm,):
-            bounds = _expected(case, chained=True) if ALGORITHMS[name].chained else right
+            bounds = sample.expected(chained=True) if ALGORITHMS[name].chained else right
             runs = []
-            for given, lse, o in inputs:
-                progress(f"{case.name}: {name}, {given}")
-                runs.append(_run(case, device, name, given, lse, o, bounds))
+            for given, asked in inputs.items():
+                progress(f"{sample.name}: {name}, {given}")
+                runs.append(_run(asked, device, name, given, bounds))
             found += runs if any(run.status != "refused" for run in runs) else runs[:1]
         if all(check.status == "refused" for check in found):
-            found = [_record(case, c.algorithm, c.given, "fail", reason=c.reason) for c in found]
-        judged = right.judge(case.float32).judgements
-        found.append(_record(case, case.float32_name, "", "baseline", judgements=judged))
-        if case.problem.head_dim % 2 == 0:
+            found = [_record(sample, c.algorithm, c.given, "fail", reason=c.reason) for c in found]
+        whose, theirs = ("autograd", sample.theirs) if sample.theirs else ("NumPy", sample.backward(np.float32))
+        found.append(_record(sample, whose, "", "baseline", judgements=right.judge(theirs).judgements))
+        if sample.problem.head_dim % 2 == 0:
             for offset in ROPE_OFFSETS:
-                progress(f"{case.name}: rotary embedding from position {offset}")
-                found.append(_run_rope(case, device, right.outputs, offset))
+                progress(f"{sample.name}: rotary embedding from position {offset}")
+                found.append(_run_rope(sample, device, right.outputs, offset))
         checks += found
     return checks
 
 
 def _record(
-    case: Case, algorithm: str, given: str, status: Literal["pass", "fail", "refused", "baseline"], **rest: Any
+    sample: Sample, algorithm: str, given: str, status: Literal["pass", "fail", "refused", "baseline"], **rest: Any
 ) -> Check:
-    return Check(case=case.name, problem=str(case.problem), algorithm=algorithm, given=given, status=status, **rest)
+    return Check(case=sample.name, problem=str(sample.problem), algorithm=algorithm, given=given, status=status, **rest)
 
 
-def _run(
-    case: Case,
-    device: Device,
-    algorithm: str,
-    given: str,
-    lse: F32,
-    o: F32 | None,
-    right: Expected,
-) -> Check:
+def _run(sample: Sample, device: Device, algorithm: str, given: str, right: Expected) -> Check:
     variants: tuple[str, ...] = ()
     try:
-        chosen = plan(replace(case.problem, given="none" if o is None else "o"), device, algorithm=algorithm)
+        problem = replace(sample.problem, given="o" if "o" in sample.arrays else "none")
+        chosen = plan(problem, device, algorithm=algorithm)
         variants = tuple(variant.name for variant in chosen.recipe.variants)
-        arrays = {"q": case.q, "k": case.k, "v": case.v, "d_o": case.d_o, "lse": lse}
-        if o is not None:
-            arrays["o"] = o
-        if case.doc_start is not None:
-            arrays["doc_start"] = np.broadcast_to(case.doc_start, case.q.shape[:2]).astype(np.uint32)
-        got = run_plan(chosen, arrays, resolve_numbers(chosen.problem, case.scale, None))
+        got = run_plan(chosen, sample.arrays, sample.numbers)
     except UnservedProblemError as error:
-        return _record(case, algorithm, given, "refused", reason="; ".join(error.reasons))
+        return _record(sample, algorithm, given, "refused", reason="; ".join(error.reasons))
     except WgslAttentionError as error:
-        return _record(case, algorithm, given, "fail", reason=str(error), variants=variants)
+        return _record(sample, algorithm, given, "fail", reason=str(error), variants=variants)
     verdict = right.judge(got)
     status: Literal["pass", "fail"] = "pass" if verdict.ok else "fail"
-    return _record(case, algorithm, given, status, judgements=verdict.judgements, variants=variants)
+    return _record(sample, algorithm, given, status, judgements=verdict.judgements, variants=variants)
 
 
-def _expected(case: Case, *, chained: bool = False) -> Expected:
-    return expected(case.problem, case.q, case.k, case.v, case.d_o, chained=chained, **case.options)
-
-
-def _run_rope(case: Case, device: Device, gradients: Mapping[str, Array], offset: int) -> Check:
+def _run_rope(sample: Sample, device: Device, gradients: Mapping[str, Array], offset: int) -> Check:
     """Both RoPE kernels, on the right d_q and d_k in float32."""
     judgements = []
     given = f"from {offset}"
@@ -160,6 +144,6 @@ def _run_rope(case: Case, device: Device, gradients: Mapping[str, Array], offset
             got = np.frombuffer(device.read(buffer, d_x.nbytes), np.float32).reshape(d_x.shape)
             judgements.append(judge_rope(name, got, d_x, offset))
     except WgslAttentionError as error:
-        return _record(case, "rope", given, "fail", reason=str(error), variants=variants)
+        return _record(sample, "rope", given, "fail", reason=str(error), variants=variants)
     status: Literal["pass", "fail"] = "pass" if all(j.ok for j in judgements) else "fail"
-    return _record(case, "rope", given, status, judgements=tuple(judgements), variants=variants)
+    return _record(sample, "rope", given, status, judgements=tuple(judgements), variants=variants)

@@ -32,7 +32,6 @@ from ..kernels.variant import Variant
 from ..planning.execute import run_plan
 from ..planning.plan import Plan
 from ..planning.rope import rope_ratio
-from ..problem.scalars import resolve_numbers
 from ..profile import PROFILES, builtin_profile
 from ..reference import attention as reference
 from ..reference.accuracy import Verdict
@@ -192,10 +191,10 @@ class Worker:
 
 
 def run_recipe(device: Device, recipe: Recipe) -> Verdict:
-    """Executes it on ``cases.inputs``; what it does not write stays NaN, which never passes."""
-    problem = recipe.problem
-    found = run_plan(Plan(recipe, device), cases.inputs(problem), resolve_numbers(problem, None, None), before=np.nan)
-    return cases.right(problem).judge(found)
+    """Executes it on ``cases.sample``; what it does not write stays NaN, which never passes."""
+    given = cases.sample(recipe.problem)
+    found = run_plan(Plan(recipe, device), given.arrays, given.numbers, before=np.nan)
+    return cases.right(recipe.problem).judge(found)
 
 
 def run_rope(device: Device, variant: Variant) -> tuple[float, str]:
