@@ -96,7 +96,7 @@ class Worker:
             return {"ok": False, "message": f"{self.backend} finds no adapter of it" if finds_none else str(error)}
         if not self.adapter and found.profile.software:
             return {"ok": False, "message": f"no GPU: the best adapter of {self.backend} is {found.description}"}
-        if found.graphics.lower() not in ("vulkan", "metal", "d3d12"):
+        if found.graphics.lower() not in ("vulkan", "metal", "d3d12", "null"):
             return {"ok": False, "message": f"{self.backend} has only {found.description}"}
         device = self.device(None)
         return {"ok": True, "device": found.description, "driver": device.profile.driver if device else ""}
