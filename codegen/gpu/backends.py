@@ -223,9 +223,9 @@ def shader_text(backend: str, wgsl: str, extensions: Iterable[str]) -> str:
     return "".join(f"enable {name}; " for name in names) + wgsl
 
 
-def create_module(backend: str, raw: Any, code: str, label: str, trusted: bool = False) -> Any:
-    """A shader module; ``trusted`` leaves out wgpu-native's bounds checks and loop counters (elsewhere it says nothing)."""
-    if not (trusted and backend == "wgpu"):
+def create_module(backend: str, raw: Any, code: str, label: str, unchecked: bool = False) -> Any:
+    """A shader module; ``unchecked`` leaves out wgpu-native's bounds checks and loop counters (elsewhere it says nothing)."""
+    if not (unchecked and backend == "wgpu"):
         return raw.create_shader_module(label=label, code=code)
     # wgpu-py has no call for this; its private helpers are those that its own create_shader_module uses.
     api = importlib.import_module("wgpu.backends.wgpu_native._api")
@@ -241,7 +241,7 @@ def create_module(backend: str, raw: Any, code: str, label: str, trusted: bool =
     return api.GPUShaderModule(label, module, raw)
 
 
-def can_trust_modules() -> bool:
+def can_leave_out_checks() -> bool:
     """Whether this wgpu-py still has what ``create_module`` needs to leave the checks out."""
     try:
         api = importlib.import_module("wgpu.backends.wgpu_native._api")

@@ -54,11 +54,11 @@ class TextDevice(Device):
 
     @classmethod
     def over(cls, opened: Device, texts: dict[str, RenderedVariant]) -> TextDevice:
-        device = cls(opened.raw, opened.profile, trusted=False)
+        device = cls(opened.raw, opened.profile, unchecked=False)
         device.texts = texts
         return device
 
-    def pipeline(self, rendered: RenderedVariant, *, trusted: bool = False) -> Pipeline:
+    def pipeline(self, rendered: RenderedVariant, *, unchecked: bool = False) -> Pipeline:
         return super().pipeline(self.texts.get(rendered.name, rendered))
 
 
@@ -122,7 +122,7 @@ class Worker:
     def _open(self, name: str, features: frozenset[str]) -> TextDevice | None:
         emulate = dataclasses.replace(builtin_profile(name), features=features) if name else None
         try:
-            opened = open_device(self.backend, self.adapter or None, emulate=emulate, trusted=False)
+            opened = open_device(self.backend, self.adapter or None, emulate=emulate, unchecked=False)
         except DeviceError:
             if not name:
                 raise

@@ -35,6 +35,6 @@ def device(compiler: str) -> Device:
             patch.setenv(name, value)
         try:
             features = backends.choose(backend).profile.features & frozenset(backends.FEATURES)
-            return open_device(backend, emulate=DeviceProfile(name="default limits", features=features), trusted=False)
+            return open_device(backend, emulate=DeviceProfile(name="default limits", features=features), unchecked=False)
         except DeviceError as error:
             pytest.skip(str(error))
