@@ -83,7 +83,7 @@ FACTS = {
     "workgroup memory over the limit": Fact(
         wgsl=body("tile[tid] = 1.0; out[tid] = tile[tid];", OUT + "var<workgroup> tile: array<f32, 200000>;\n"),
         refused_by=TINT,
-        note="static_checks counts workgroup bytes itself",
+        note="wgsl.checks counts workgroup bytes itself",
     ),
     "workgroup memory at the default limit": Fact(
         wgsl=body("tile[tid] = 1.0; out[tid] = tile[tid];", OUT + "var<workgroup> tile: array<f32, 4096>;\n"),
@@ -91,7 +91,7 @@ FACTS = {
         note="each variable counts rounded up to 16 bytes",
     ),
     "a literal one digit past f32": Fact(
-        wgsl=body("out[tid] = -3.4028235e38;"), refused_by=TINT, note="the rule on literals in static_checks"
+        wgsl=body("out[tid] = -3.4028235e38;"), refused_by=TINT, note="the rule on literals in wgsl.checks"
     ),
     "the largest literal that is fine": Fact(wgsl=body("out[tid] = -3.402823e38;"), refused_by=(), note="the same"),
     "a constant expression that is infinite": Fact(
