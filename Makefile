@@ -30,15 +30,16 @@ demo: $(RUN) driver ## generate the kernels and check the gradients of a real tr
 test: $(TEST) driver ## run the tests
 	$(VENV)/bin/python -m pytest $(TEST_ARGS)
 
-generate: $(RUN) driver ## render generated/, then compile every variant in it
+generate: $(BOTH) driver ## render generated/, then compile every variant in it, with Tint without a driver
 	$(COMMAND) generate
 	$(COMMAND) validate --compiler naga $(ARGS)
+	$(COMMAND) validate --compiler tint --driver none $(ARGS)
 
 check: $(RUN) ## compare generated/ with what the templates give
 	$(COMMAND) generate --check
 
 validate: $(BOTH) driver compilers ## compile every variant with both compilers, and run it on every driver there is
-	$(COMMAND) validate --run --setup $(ARGS)
+	$(COMMAND) validate --run $(ARGS)
 
 bench: $(RUN) driver ## time the algorithms on this machine's GPU
 	$(COMMAND) bench $(ARGS)
@@ -53,7 +54,7 @@ ci: ## everything that has to pass, as on a bare machine
 	bash .ci/run
 
 clean: ## remove the environment, builds and caches
-	rm -rf .venv .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name .git -prune -o -name __pycache__ -prune -exec rm -rf {} +
 
 driver: $(RUN)
@@ -69,7 +70,7 @@ $(BOTH): pyproject.toml .ci/bootstrap
 	$(INSTALL) '.[dawn]' && touch $(RUN) $@
 
 $(TEST): pyproject.toml .ci/bootstrap
-	$(INSTALL) '.[test]' && touch $(RUN) $@
+	$(INSTALL) '.[test]' && touch $(RUN) $(BOTH) $@
 
 $(DEV): pyproject.toml .ci/bootstrap
-	$(INSTALL) '.[dev]' && touch $(RUN) $(TEST) $@
+	$(INSTALL) '.[dev]' && touch $(RUN) $(BOTH) $(TEST) $@

@@ -115,7 +115,7 @@ def test_every_backend(device: Device, algorithm: str) -> None:
 def test_unchecked_modules_give_the_same_bits(wgpu: Device) -> None:
     p = problem(Mask.causal(), 65)
     given = sample(p)
-    with open_device("wgpu", trusted=False) as checked:
+    with open_device("wgpu", unchecked=False) as checked:
         assert_same_bits(run(wgpu, short(p, mask="causal"), given), run(checked, short(p, mask="causal"), given))
 
 

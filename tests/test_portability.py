@@ -6,18 +6,58 @@ that name fails, and what rests on it can be looked at again. Facts about limits
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 from support.compilers import COMPILERS, device, verdict
-from test_static_checks import DIVERGENT, HEAD, UNIFORM
 from wgsl_attention.errors import DeviceError
 from wgsl_attention.gpu import backends
 from wgsl_attention.profile import Limits
-from wgsl_attention.validation import toolchains
+
+HEAD = """
+@group(0) @binding(0) var<uniform> n: u32;
+@group(0) @binding(1) var<storage, read> lengths: array<u32>;
+@group(0) @binding(2) var<storage, read_write> out: array<u32>;
+var<workgroup> shared_n: u32;
+var<workgroup> tile: array<u32, 64>;
+fn bound(x: u32) -> u32 { return x + n; }
+fn shared_bound() -> u32 { return shared_n; }
+fn meet() { workgroupBarrier(); }
+@compute @workgroup_size(64)
+fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
+"""
+
+UNIFORM = {
+    "a uniform": "for (var i = 0u; i < n; i++) { workgroupBarrier(); }",
+    "read-only storage": "for (var i = 0u; i < lengths[wg.x]; i++) { workgroupBarrier(); }",
+    "workgroup_id": "if (wg.x >= n) { return; } workgroupBarrier();",
+    "workgroupUniformLoad": "let m = workgroupUniformLoad(&shared_n); for (var i = 0u; i < m; i++) { workgroupBarrier(); }",
+    "a function of uniforms": "for (var i = 0u; i < bound(wg.x); i++) { meet(); }",
+    "no barrier inside": "for (var i = tid; i < n; i += 64u) { tile[i] = i; } workgroupBarrier();",
+    "a break that is uniform": "var i = 0u; loop { if (i >= n) { break; } workgroupBarrier(); i++; }",
+    "a loop that threads leave apart and then meet": "loop { if (tid > 3u) { break; } } workgroupBarrier();",
+    "a switch": "switch n { case 1u: { workgroupBarrier(); } default: { } }",
+}
+DIVERGENT = {
+    "the thread's index": "for (var i = tid; i < n; i++) { workgroupBarrier(); }",
+    "workgroup memory": "for (var i = 0u; i < shared_n; i++) { workgroupBarrier(); }",
+    "workgroup memory in a function": "for (var i = 0u; i < shared_bound(); i++) { workgroupBarrier(); }",
+    "read_write storage": "let m = out[0]; for (var i = 0u; i < m; i++) { workgroupBarrier(); }",
+    "an if": "if (tid < 3u) { workgroupBarrier(); }",
+    "an else": "if (tid < 3u) { } else { workgroupBarrier(); }",
+    "an else if": "if (n < 3u) { } else if (tid < 3u) { workgroupBarrier(); }",
+    "a function that meets": "if (tid < 3u) { meet(); }",
+    "an argument": "if (bound(tid) < 3u) { meet(); }",
+    "an early return": "if (tid == 0u) { return; } workgroupBarrier();",
+    "a break": "loop { if (tid > 3u) { break; } workgroupBarrier(); }",
+    "a break before the loop's end": "loop { workgroupBarrier(); if (tid > 3u) { break; } }",
+    "a continue": "for (var i = 0u; i < n; i++) { if (tid == i) { continue; } workgroupBarrier(); }",
+    "a break if": "var i = 0u; loop { workgroupBarrier(); continuing { i++; break if i > tid; } }",
+    "an assignment under a condition": "var m = n; if (tid == 0u) { m = 1u; } while (m > 0u) { workgroupBarrier(); m--; }",
+    "a chain": "let a = tid; let b = a + 1u; var c = n; c += b; if (c > 3u) { workgroupBarrier(); }",
+    "a switch": "switch tid { case 1u: { workgroupBarrier(); } default: { } }",
+    "a uniform load": "if (tid < 3u) { let m = workgroupUniformLoad(&shared_n); }",
+}
 
 BODY = "@compute @workgroup_size(64)\nfn main(@builtin(local_invocation_index) tid: u32) {\n"
 OUT = "@group(0) @binding(0) var<storage, read_write> out: array<f32>;\n"
@@ -38,12 +78,12 @@ def body(statement: str, before: str = OUT) -> str:
     return f"{before}{BODY}{statement}\n}}"
 
 
-NAGA, TINT = ("naga",), ("tint", "tint-null")
+NAGA, TINT = ("naga",), ("tint",)
 FACTS = {
     "workgroup memory over the limit": Fact(
         wgsl=body("tile[tid] = 1.0; out[tid] = tile[tid];", OUT + "var<workgroup> tile: array<f32, 200000>;\n"),
         refused_by=TINT,
-        note="static_checks counts workgroup bytes itself",
+        note="wgsl.checks counts workgroup bytes itself",
     ),
     "workgroup memory at the default limit": Fact(
         wgsl=body("tile[tid] = 1.0; out[tid] = tile[tid];", OUT + "var<workgroup> tile: array<f32, 4096>;\n"),
@@ -51,7 +91,7 @@ FACTS = {
         note="each variable counts rounded up to 16 bytes",
     ),
     "a literal one digit past f32": Fact(
-        wgsl=body("out[tid] = -3.4028235e38;"), refused_by=TINT, note="the rule on literals in static_checks"
+        wgsl=body("out[tid] = -3.4028235e38;"), refused_by=TINT, note="the rule on literals in wgsl.checks"
     ),
     "the largest literal that is fine": Fact(wgsl=body("out[tid] = -3.402823e38;"), refused_by=(), note="the same"),
     "a constant expression that is infinite": Fact(
@@ -132,13 +172,13 @@ FACTS = {
     ),
     **{
         f"a barrier decided by {case}": Fact(
-            wgsl=HEAD + text + "\n}", refused_by=(), note="uniform by construction: what uniformity.py lets pass, all accept"
+            wgsl=HEAD + text + "\n}", refused_by=(), note="a loop with barriers reads its bound from such places"
         )
         for case, text in UNIFORM.items()
     },
     **{
         f"a barrier that is divergent by {case}": Fact(
-            wgsl=HEAD + text + "\n}", refused_by=TINT, note="naga does not look, so uniformity.py and Tint have to"
+            wgsl=HEAD + text + "\n}", refused_by=TINT, note="naga does not look, so every variant goes through Tint too"
         )
         for case, text in DIVERGENT.items()
     },
@@ -149,7 +189,7 @@ FACTS = {
 @pytest.mark.parametrize("name", FACTS)
 def test_what_each_compiler_makes_of_it(name: str, compiler: str) -> None:
     fact = FACTS[name]
-    if fact.feature and compiler != "tint-null" and fact.feature not in device(compiler).profile.features:
+    if fact.feature and fact.feature not in device(compiler).profile.features:
         pytest.skip(f"{compiler}'s adapter has no {fact.feature}")
     said = verdict(compiler, fact.wgsl, extensions=fact.extensions)
     assert bool(said) == (compiler in fact.refused_by), f"{fact.note}: {said or 'accepted'}"
@@ -171,26 +211,11 @@ def test_limits_that_are_not_named_are_the_adapters(backend: str) -> None:
     assert {key: one.limits[key] for key in mine} == mine
 
 
-def test_dawn_through_node_gives_the_default_limits() -> None:
-    package = toolchains.find_node_package()
-    node = shutil.which("node")
-    if package is None or node is None:
-        pytest.skip("Tint without a driver is not there")
-    script = f"""
-import {{ create }} from {str((package / "index.js").as_uri())!r};
-const gpu = create(["backend=null", "enable-dawn-features=allow_unsafe_apis"]);
-const adapter = await gpu.requestAdapter();
-const device = await adapter.requestDevice();
-const names = ["maxStorageBuffersPerShaderStage", "maxComputeWorkgroupStorageSize", "maxComputeInvocationsPerWorkgroup"];
-for (const owner of [adapter, device]) console.log(names.map((name) => owner.limits[name]).join(" "));
-process.exit(0);
-"""
-    done = subprocess.run(
-        [node, "--input-type=module", "-e", script], capture_output=True, text=True, timeout=60, check=True, cwd=Path.cwd()
-    )
-    adapter, opened = done.stdout.split("\n")[:2]
-    # The null adapter stops at the defaults, so larger variants are checked there only as a module.
-    assert adapter == opened == "8 16384 256"
+def test_dawns_null_adapter_has_the_default_limits() -> None:
+    """So larger variants are checked there only as a module, and with every feature."""
+    profile = device("tint").profile
+    assert profile.device == "null backend" and profile.limits == Limits()
+    assert set(backends.FEATURES) <= profile.features
 
 
 def test_dawn_uses_an_adapter_up() -> None:

@@ -9,8 +9,7 @@ from support.breakage import BREAKAGES
 from wgsl_attention.errors import ArgumentError
 from wgsl_attention.rendering import manifest
 from wgsl_attention.wgsl.checks import RULES, check, count, workgroup_bytes
-from wgsl_attention.wgsl.parser import evaluate, parse
-from wgsl_attention.wgsl.uniformity import divergences
+from wgsl_attention.wgsl.parser import evaluate
 
 STATIC = {name: breakage for name, breakage in BREAKAGES.items() if breakage.static}
 CAUSAL = "attention_backward_wg256_d64_causal"
@@ -80,60 +79,3 @@ def test_constants() -> None:
     assert evaluate("1u << 4u", {}) == 16
     with pytest.raises(ArgumentError, match="UNKNOWN"):
         evaluate("UNKNOWN + 1", {})
-
-
-HEAD = """
-@group(0) @binding(0) var<uniform> n: u32;
-@group(0) @binding(1) var<storage, read> lengths: array<u32>;
-@group(0) @binding(2) var<storage, read_write> out: array<u32>;
-var<workgroup> shared_n: u32;
-var<workgroup> tile: array<u32, 64>;
-fn bound(x: u32) -> u32 { return x + n; }
-fn shared_bound() -> u32 { return shared_n; }
-fn meet() { workgroupBarrier(); }
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) wg: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
-"""
-
-UNIFORM = {
-    "a uniform": "for (var i = 0u; i < n; i++) { workgroupBarrier(); }",
-    "read-only storage": "for (var i = 0u; i < lengths[wg.x]; i++) { workgroupBarrier(); }",
-    "workgroup_id": "if (wg.x >= n) { return; } workgroupBarrier();",
-    "workgroupUniformLoad": "let m = workgroupUniformLoad(&shared_n); for (var i = 0u; i < m; i++) { workgroupBarrier(); }",
-    "a function of uniforms": "for (var i = 0u; i < bound(wg.x); i++) { meet(); }",
-    "no barrier inside": "for (var i = tid; i < n; i += 64u) { tile[i] = i; } workgroupBarrier();",
-    "a break that is uniform": "var i = 0u; loop { if (i >= n) { break; } workgroupBarrier(); i++; }",
-    "a loop that threads leave apart and then meet": "loop { if (tid > 3u) { break; } } workgroupBarrier();",
-    "a switch": "switch n { case 1u: { workgroupBarrier(); } default: { } }",
-}
-DIVERGENT = {
-    "the thread's index": "for (var i = tid; i < n; i++) { workgroupBarrier(); }",
-    "workgroup memory": "for (var i = 0u; i < shared_n; i++) { workgroupBarrier(); }",
-    "workgroup memory in a function": "for (var i = 0u; i < shared_bound(); i++) { workgroupBarrier(); }",
-    "read_write storage": "let m = out[0]; for (var i = 0u; i < m; i++) { workgroupBarrier(); }",
-    "an if": "if (tid < 3u) { workgroupBarrier(); }",
-    "an else": "if (tid < 3u) { } else { workgroupBarrier(); }",
-    "an else if": "if (n < 3u) { } else if (tid < 3u) { workgroupBarrier(); }",
-    "a function that meets": "if (tid < 3u) { meet(); }",
-    "an argument": "if (bound(tid) < 3u) { meet(); }",
-    "an early return": "if (tid == 0u) { return; } workgroupBarrier();",
-    "a break": "loop { if (tid > 3u) { break; } workgroupBarrier(); }",
-    "a break before the loop's end": "loop { workgroupBarrier(); if (tid > 3u) { break; } }",
-    "a continue": "for (var i = 0u; i < n; i++) { if (tid == i) { continue; } workgroupBarrier(); }",
-    "a break if": "var i = 0u; loop { workgroupBarrier(); continuing { i++; break if i > tid; } }",
-    "an assignment under a condition": "var m = n; if (tid == 0u) { m = 1u; } while (m > 0u) { workgroupBarrier(); m--; }",
-    "a chain": "let a = tid; let b = a + 1u; var c = n; c += b; if (c > 3u) { workgroupBarrier(); }",
-    "a switch": "switch tid { case 1u: { workgroupBarrier(); } default: { } }",
-    "a uniform load": "if (tid < 3u) { let m = workgroupUniformLoad(&shared_n); }",
-}
-
-
-@pytest.mark.parametrize("case", UNIFORM)
-def test_uniform_control_flow_passes(case: str) -> None:
-    assert divergences(parse(HEAD + UNIFORM[case] + "\n}")) == ()
-
-
-@pytest.mark.parametrize("case", DIVERGENT)
-def test_control_flow_that_is_not_uniform_is_found(case: str) -> None:
-    found = divergences(parse(HEAD + DIVERGENT[case] + "\n}"))
-    assert found and found[0].cause

@@ -35,7 +35,7 @@ from wgsl_attention.tuning import journal as tune_log
 from wgsl_attention.tuning.journal import MAX_ATTEMPTS, Journal
 from wgsl_attention.tuning.miniature import Twin, twin_of
 from wgsl_attention.tuning.search import RUNGS, Search
-from wgsl_attention.tuning.trial import Candidate, Vouching
+from wgsl_attention.tuning.trial import Candidate, UncheckedDevice
 from wgsl_attention.tuning.tuner import PRESETS, Tuner, tune
 
 Out = pytest.CaptureFixture[str]
@@ -347,7 +347,7 @@ def test_twins_are_small_and_of_the_same_kind(of: Problem, gpu: Device) -> None:
 
 def test_vouching_leaves_the_checks_out(gpu: Device) -> None:
     of = problem()
-    bench = Workbench(Vouching(gpu), timed_sample(of))
+    bench = Workbench(UncheckedDevice(gpu), timed_sample(of))
     choice = choices(of, gpu.profile)[0]
     assert bench.prepare("it", choice.recipe(of, gpu.profile)).unchecked
     assert not Workbench(gpu, timed_sample(of)).prepare("it", choice.recipe(of, gpu.profile)).unchecked

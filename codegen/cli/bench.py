@@ -80,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
 
     _check(args)
     problems = measured_problems(args)
-    with progress("Opening the device") as tell, open_device(args.backend, args.adapter, trusted=not args.checked) as device:
+    unchecked = False if args.checked else None
+    with progress("Opening the device") as tell, open_device(args.backend, args.adapter, unchecked=unchecked) as device:
         profile = device.profile
         warm_up = usual_warm_up(profile) if args.warm_up is None else args.warm_up
         reports = [

@@ -9,10 +9,9 @@ import argparse
 import fnmatch
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-from ..errors import ArgumentError, DeviceError
+from ..errors import ArgumentError
 from ..rendering import manifest
 from ..validation import coverage, toolchains
 from ..validation.matrix import TIMEOUT, validate
@@ -87,10 +86,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="default",
         help="default: WebGPU's, else the smallest built-in profile that holds the variant; adapter: the adapter's own",
     )
-    on.add_argument(
-        "--setup", action="store_true", help="first install the npm package webgpu (132 MB), for Tint without a driver"
-    )
-    on.add_argument("--node-folder", type=Path, metavar="DIR", help=f"where that package is; default: {toolchains.NODE_FOLDER}")
     how = parser.add_argument_group("how")
     how.add_argument(
         "--jobs", type=int, default=os.cpu_count() or 1, metavar="N", help="processes at a time; default: %(default)s"
@@ -109,9 +104,7 @@ def run(args: argparse.Namespace) -> int:
     check_least(args, jobs=1, timeout=0.1)
     names = choose(args.only, args.quick)
     with progress("Looking for compilers") as tell:
-        if args.setup and not args.static:
-            _set_up(args.node_folder)
-        columns = [] if args.static else toolchains.columns(args.compiler, args.driver, args.node_folder, args.limits)
+        columns = [] if args.static else toolchains.columns(args.compiler, args.driver, args.limits)
         executed = args.run and not args.static
         runs, not_run = coverage.runs(names) if executed else ((), {})
         brief_runs, _ = coverage.runs(names, brief=True) if executed else ((), {})
@@ -134,12 +127,3 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_report(console(), report)
     return 1 if report.faults() else 0
-
-
-def _set_up(folder: Path | None) -> None:
-    """Installs what Tint needs without a driver, unless it is there; that it cannot be had is no reason not to go on."""
-    if toolchains.find_node_package(folder) is None:
-        try:
-            toolchains.install_node_package(folder)
-        except DeviceError as error:
-            console(stderr=True).print(f"Tint without a driver is left out: {error}", soft_wrap=True)

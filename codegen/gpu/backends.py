@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import re
 import struct
 import threading
@@ -22,6 +23,8 @@ from .buffers import COPY_SRC, QUERY_RESOLVE
 
 BACKENDS = ("wgpu", "dawn")
 """In the order in which they are tried."""
+NULL_ADAPTER = {"WGPU_BACKEND_TYPE": "Null"}
+"""The environment in which Dawn gives its null adapter, as wgpudawn has it."""
 PACKAGES = {"wgpu": "wgpu", "dawn": "wgpudawn"}
 INSTALL = {"wgpu": "pip install wgpu", "dawn": "pip install 'wgsl-attention[dawn]'"}
 DRIVER_ADVICE = (
@@ -129,7 +132,9 @@ def profile_of(backend: str, info: Mapping[str, Any], features: Iterable[str], l
 def adapters(backend: str | None = None) -> list[AdapterInfo]:
     """Every adapter of every installed backend, or of one; made anew with each call.
 
-    Raises ``DeviceError`` only where a backend is named and is not installed or does not work.
+    Dawn's null adapter, which needs no driver, compiles with Tint and executes nothing, is there only where the environment
+    asks for it (``NULL_ADAPTER``), and then the only one of Dawn's. Raises ``DeviceError`` only where a backend is named and
+    is not installed or does not work.
     """
     if backend is None:
         found = []
@@ -141,7 +146,9 @@ def adapters(backend: str | None = None) -> list[AdapterInfo]:
         return found
     package = load(backend)
     try:
-        return [_describe(backend, raw) for raw in package.gpu.enumerate_adapters_sync()]
+        null = backend == "dawn" and NULL_ADAPTER.items() <= os.environ.items()
+        found = [package.gpu.request_adapter_sync()] if null else package.gpu.enumerate_adapters_sync()
+        return [_describe(backend, raw) for raw in found]
     except Exception as error:
         raise DeviceError(f"{backend}: cannot list the adapters: {first_line(error)}") from error
 
@@ -216,9 +223,9 @@ def shader_text(backend: str, wgsl: str, extensions: Iterable[str]) -> str:
     return "".join(f"enable {name}; " for name in names) + wgsl
 
 
-def create_module(backend: str, raw: Any, code: str, label: str, trusted: bool = False) -> Any:
-    """A shader module; ``trusted`` leaves out wgpu-native's bounds checks and loop counters (elsewhere it says nothing)."""
-    if not (trusted and backend == "wgpu"):
+def create_module(backend: str, raw: Any, code: str, label: str, unchecked: bool = False) -> Any:
+    """A shader module; ``unchecked`` leaves out wgpu-native's bounds checks and loop counters (elsewhere it says nothing)."""
+    if not (unchecked and backend == "wgpu"):
         return raw.create_shader_module(label=label, code=code)
     # wgpu-py has no call for this; its private helpers are those that its own create_shader_module uses.
     api = importlib.import_module("wgpu.backends.wgpu_native._api")
@@ -234,7 +241,7 @@ def create_module(backend: str, raw: Any, code: str, label: str, trusted: bool =
     return api.GPUShaderModule(label, module, raw)
 
 
-def can_trust_modules() -> bool:
+def can_leave_out_checks() -> bool:
     """Whether this wgpu-py still has what ``create_module`` needs to leave the checks out."""
     try:
         api = importlib.import_module("wgpu.backends.wgpu_native._api")

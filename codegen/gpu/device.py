@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from numpy.typing import NDArray
 
-from ..errors import ArgumentError, DeviceError, GpuBufferError, WgslAttentionError
+from ..errors import DeviceError, GpuBufferError, WgslAttentionError
 from ..kernels.facts import RenderedVariant
 from ..profile import DeviceProfile, builtin_profile
 from . import backends
@@ -38,21 +38,18 @@ class Device:
     """A GPU device with its profile and caches; close it, or use it as a context manager. Safe to share between threads.
 
     ``profile`` has the limits and features that the *device* has, or, of an emulating device, those that are emulated;
-    ``backend`` is ``"wgpu"`` or ``"dawn"``; ``raw`` the package's GPUDevice. ``trusted`` says whether ``pipeline``'s
-    argument of that name is heeded. ``plans``, ``groups`` and ``pool`` are the plans that were asked for last, bind groups
-    outside of plans, and the scratch that plans share. Every method raises ``DeviceError`` once the device is lost or closed.
+    ``backend`` is ``"wgpu"`` or ``"dawn"``; ``raw`` the package's GPUDevice. ``unchecked`` is as for ``open_device``.
+    ``plans``, ``groups`` and ``pool`` are the plans that were asked for last, bind groups outside of plans, and the scratch
+    that plans share. Every method raises ``DeviceError`` once the device is lost or closed.
 
     Dawn's objects belong to one thread at a time, so a Dawn device takes turns. A device that ``open_device`` made can
     also be used by the caller's own calls from several threads at once, where Dawn can synchronise by itself.
     """
 
-    def __init__(
-        self, raw: Any, profile: DeviceProfile, *, trusted: bool = True, unchecked: bool = False, owned: bool = False
-    ) -> None:
+    def __init__(self, raw: Any, profile: DeviceProfile, *, unchecked: bool | None = None, owned: bool = False) -> None:
         self.raw = raw
         self.profile = profile
         self.backend = profile.backend
-        self.trusted = trusted
         self.unchecked = unchecked
         self._owned = owned
         self.errors = backends.errors_of(self.backend)
@@ -63,18 +60,18 @@ class Device:
         self._lock = threading.Lock()
         self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
         self._memory = Memory(raw, profile, self.guard)
-        self._pipelines = Pipelines(raw, profile, self.guard, trusted=trusted, unchecked=unchecked)
+        self._pipelines = Pipelines(raw, profile, self.guard, unchecked=unchecked)
         self._gone = ""
 
     @classmethod
-    def from_wgpu(cls, raw: Any, *, trusted: bool = True) -> Device:
+    def from_wgpu(cls, raw: Any, *, unchecked: bool | None = None) -> Device:
         """Wraps a GPUDevice of wgpu or wgpudawn that the caller owns and keeps; ``close`` does not destroy it.
 
         Raises ``ArgumentError`` for anything else.
         """
         backend = backends.backend_of(raw)
         info = getattr(getattr(raw, "adapter", None), "info", None) or {}
-        return cls(raw, backends.profile_of(backend, info, raw.features, raw.limits), trusted=trusted)
+        return cls(raw, backends.profile_of(backend, info, raw.features, raw.limits), unchecked=unchecked)
 
     def __repr__(self) -> str:
         return f"<Device {self.profile.name} ({self.backend}){', ' + self._gone if self._gone else ''}>"
@@ -182,19 +179,19 @@ class Device:
         """The buffer's bytes, or ``nbytes`` of them from ``offset`` (a multiple of 4) on; waits for the GPU."""
         return self._memory.read(buffer, nbytes, offset)
 
-    def pipeline(self, rendered: RenderedVariant, *, trusted: bool = False) -> Pipeline:
+    def pipeline(self, rendered: RenderedVariant, *, unchecked: bool = False) -> Pipeline:
         """The compiled variant, from the cache where it was compiled before.
 
-        ``trusted`` says that this very text has passed validation, so that it may run without the compiler's bounds
-        checks and loop counters; it is heeded where ``Device.trusted`` is true and the backend decides module by module
-        (wgpu). Raises ``DeviceError`` that names what the device lacks, before anything is compiled, since a kernel past
-        the workgroup memory can hang a driver; or that gives the compiler's first message and its line.
+        ``unchecked`` says that this very text has passed validation, so that it may run without the compiler's bounds
+        checks and loop counters: on wgpu, which decides module by module, it then does unless ``Device.unchecked`` is False.
+        Raises ``DeviceError`` that names what the device lacks, before anything is compiled, since a kernel past the workgroup
+        memory can hang a driver; or that gives the compiler's first message and its line.
         """
         self.check(f"compiling {rendered.name}")
-        return self._pipelines.get(rendered, trusted)
+        return self._pipelines.get(rendered, unchecked)
 
     def prepare(self, variants: Iterable[tuple[RenderedVariant, bool]], threads: int = 0) -> None:
-        """Compiles (variant, trusted) pairs ahead, several at a time; ``threads`` is how many with wgpu (0: by the machine).
+        """Compiles (variant, unchecked) pairs ahead, several at a time; ``threads`` is how many with wgpu (0: by the machine).
 
         Returns when all are compiled. Raises as ``pipeline`` does.
         """
@@ -256,22 +253,22 @@ def open_device(
     adapter: str | None = None,
     *,
     emulate: DeviceProfile | str | None = None,
-    trusted: bool = True,
-    unchecked: bool = False,
+    unchecked: bool | None = None,
 ) -> Device:
     """Opens the best adapter: discrete, integrated, other, then CPU; Vulkan, Metal and D3D12 before OpenGL.
 
     ``backend`` is ``"wgpu"`` or ``"dawn"`` (default: the environment's WGSL_ATTENTION_BACKEND, else the first that has an
     adapter); ``adapter`` a part of an adapter's description, in any case (default: WGSL_ATTENTION_ADAPTER). The device
     gets the adapter's own limits and those of ``FEATURES`` that it has; with ``emulate``, a profile or a built-in one's
-    name, that profile's limits and features and no others. ``trusted`` is ``Device.trusted``. Dawn's checks belong to the
-    whole device: ``unchecked`` turns them off there, and such a device, of either backend, refuses to compile what its
-    caller does not vouch for. Raises ``DeviceError``, which says what to install or which limit is missing.
+    name, that profile's limits and features and no others.
+
+    ``unchecked`` is which kernels run without the compiler's bounds checks: by default those that have passed validation,
+    as far as the backend can tell one from another (wgpu), and with ``False`` none. With ``True`` Dawn's checks, which
+    belong to the whole device, are off too, and the device, of either backend, compiles what has passed and nothing else.
+    Raises ``DeviceError``, which says what to install or which limit is missing.
     """
     backend = backend or os.environ.get("WGSL_ATTENTION_BACKEND") or None
     adapter = adapter or os.environ.get("WGSL_ATTENTION_ADAPTER") or None
-    if unchecked and not trusted:
-        raise ArgumentError("unchecked", "True with trusted=False", "one of them")
     asked = builtin_profile(emulate) if isinstance(emulate, str) else emulate
     found = backends.choose(backend, adapter)
     # Every limit is named: what an unnamed one becomes differs between packages, WebGPU's default or the adapter's.
@@ -283,12 +280,12 @@ def open_device(
             raise DeviceError(f"{found.description} ({found.profile.backend}) cannot be {asked.name}: {'; '.join(lacking)}")
         limits |= asked.limits.to_webgpu()
         features = asked.features
-    raw = backends.request(found, features, limits, unchecked)
+    raw = backends.request(found, features, limits, unchecked is True)
     profile = backends.profile_of(found.profile.backend, found.raw.info, raw.features, raw.limits)
     if asked is not None:
         # Implementations may raise a limit below WebGPU's default to it, and add features; what counts is what was asked.
         profile = dataclasses.replace(profile, name=f"{asked.name} on {profile.name}", limits=asked.limits, features=features)
-    return Device(raw, profile, trusted=trusted, unchecked=unchecked, owned=True)
+    return Device(raw, profile, unchecked=unchecked, owned=True)
 
 
 _default: Device | None = None

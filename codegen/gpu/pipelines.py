@@ -43,14 +43,13 @@ class Pipelines:
         profile: DeviceProfile,
         guard: Callable[[str], AbstractContextManager[None]],
         *,
-        trusted: bool,
-        unchecked: bool,
+        unchecked: bool | None,
     ) -> None:
         self._raw = raw
         self._profile = profile
         self._guard = guard
-        self._trusted = trusted and profile.backend == "wgpu" and backends.can_trust_modules()
-        self._unchecked = unchecked
+        self._by_module = unchecked is not False and profile.backend == "wgpu" and backends.can_leave_out_checks()
+        self._all_unchecked = unchecked is True
         self._errors = backends.errors_of(profile.backend)
         self._made: Bounded[Key, Pipeline] = Bounded(MAX_PIPELINES)
         self._lock = threading.Lock()
@@ -59,9 +58,9 @@ class Pipelines:
     def clear(self) -> None:
         self._made.clear()
 
-    def get(self, rendered: RenderedVariant, trusted: bool) -> Pipeline:
+    def get(self, rendered: RenderedVariant, unchecked: bool) -> Pipeline:
         """As ``Device.pipeline``. Threads that ask for different variants compile them at the same time."""
-        key = self._key(rendered, trusted)
+        key = self._key(rendered, unchecked)
         with self._lock:
             turn = self._compiling.setdefault(key, threading.Lock())
         try:
@@ -77,8 +76,8 @@ class Pipelines:
                 self._compiling.pop(key, None)
 
     def prepare(self, variants: Iterable[tuple[RenderedVariant, bool]], threads: int = 0) -> None:
-        """Compiles (variant, trusted) pairs ahead: wgpu's in threads, Dawn's in the threads that it has itself."""
-        wanted = {self._key(rendered, trusted): rendered for rendered, trusted in variants}
+        """Compiles (variant, unchecked) pairs ahead: wgpu's in threads, Dawn's in the threads that it has itself."""
+        wanted = {self._key(rendered, unchecked): rendered for rendered, unchecked in variants}
         missing = {key: rendered for key, rendered in wanted.items() if self._made.get(key) is None}
         for rendered in missing.values():
             self._check(rendered)
@@ -95,10 +94,12 @@ class Pipelines:
                 for _ in pool.map(lambda item: self.get(item[1], item[0][2]), missing.items()):
                     pass
 
-    def _key(self, rendered: RenderedVariant, trusted: bool) -> Key:
-        if self._unchecked and not trusted:
-            raise DeviceError(f"{rendered.name}: this device runs without checks, and the variant is not vouched for")
-        return rendered.name, rendered.wgsl, trusted and self._trusted
+    def _key(self, rendered: RenderedVariant, unchecked: bool) -> Key:
+        if self._all_unchecked and not unchecked:
+            raise DeviceError(
+                f"{rendered.name}: everything on this device is unchecked, and the variant has not passed validation"
+            )
+        return rendered.name, rendered.wgsl, unchecked and self._by_module
 
     def _check(self, rendered: RenderedVariant) -> None:
         lacking = rendered.shortfalls(self._profile)
@@ -139,7 +140,7 @@ class Pipelines:
             raw=made,
             bind_group_layout=layout,
             bindings=rendered.bindings,
-            unchecked=key[2] or self._unchecked,
+            unchecked=key[2] or self._all_unchecked,
         )
         return self._made.keep(key, pipeline)
 

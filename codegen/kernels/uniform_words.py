@@ -24,7 +24,7 @@ def uniform_values(problem: Problem) -> dict[str, float | int]:
 
 
 def stride_values(role: str, strides: Strides, part: int = 0) -> dict[str, int]:
-    """The words that place a tensor, by the names that ``tiled_rows.stride_words`` gives them; ``part`` is from part to part."""
+    """The words that place a tensor, as ``tiled_reductions.stride_words`` names them; ``part`` is from part to part."""
     numbers = {"offset": strides.offset, "batch": strides.batch, "row": strides.row, "head": strides.head, "part": part}
     return {f"{role}_{name}": number for name, number in numbers.items()}
 

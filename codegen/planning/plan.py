@@ -13,7 +13,7 @@ from ..gpu.device import Device, default_device
 from ..kernels.variant import Variant
 from ..problem.problem import Problem
 from ..problem.scalars import resolve_numbers
-from ..rendering.kernel_text import is_checked_in, rendered
+from ..rendering.kernel_text import may_run_unchecked, rendered
 from ..selection.select import Selection, select
 from ..selection.table_files import default_table
 from ..selection.tables import Table
@@ -144,7 +144,7 @@ def prepare(
         if not isinstance(problem, Problem):
             raise ArgumentError("problems", f"a {type(problem).__name__}", "Problems")
         variants.update(dict.fromkeys(_chosen(device, problem, algorithm, guard, table)[1].variants))
-    device.prepare([(rendered(variant), is_checked_in(variant)) for variant in variants], threads)
+    device.prepare([(rendered(variant), may_run_unchecked(variant)) for variant in variants], threads)
     return [plan(problem, device, algorithm=algorithm, guard=guard, tuning=table) for problem in wanted]
 
 

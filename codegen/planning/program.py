@@ -13,7 +13,7 @@ from ..gpu.buffers import BufferLike, Range, all_ranged, identity
 from ..gpu.caches import Bounded, Pool
 from ..gpu.device import Device, Pipeline
 from ..problem.scalars import Numbers
-from ..rendering.kernel_text import is_checked_in, rendered
+from ..rendering.kernel_text import may_run_unchecked, rendered
 from .scratch import ScratchLike, layout
 from .uniforms import Uniforms
 
@@ -50,7 +50,7 @@ class Program:
         self.device = device
         self._steps: list[tuple[Step, Pipeline, tuple[int, int, int]]] = []
         for step in recipe.steps:
-            pipeline = device.pipeline(rendered(step.variant), trusted=is_checked_in(step.variant))
+            pipeline = device.pipeline(rendered(step.variant), unchecked=may_run_unchecked(step.variant))
             self._steps.append((step, pipeline, step.workgroups(recipe.problem)))
         self._sizes = {name: size for name, size in recipe.buffer_bytes().items() if name not in recipe.scratch}
         limits = device.profile.limits

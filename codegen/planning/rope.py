@@ -61,7 +61,7 @@ def record_rope_backward(
     family, count = (RopeQBackward, "heads") if tensor == "q" else (RopeKBackward, "kv_heads")
     variant = rendered(family(wg=wg))
     key = (variant.name, id(found.buffer), found.offset, batch, seq, heads, head_dim, base, offset)
-    pipeline = device.pipeline(variant, trusted=True)
+    pipeline = device.pipeline(variant, unchecked=True)
     group = device.groups.get(key)
     if group is None:
         ratio = rope_ratio(base, head_dim)

@@ -10,13 +10,13 @@ from . import manifest
 
 def rendered(variant: Variant) -> RenderedVariant:
     """The variant's text and facts: from ``generated/`` where it is checked in, else rendered now (which needs Jinja2)."""
-    if is_checked_in(variant) and variant.name in manifest.entries():
+    if may_run_unchecked(variant) and variant.name in manifest.entries():
         return manifest.load(variant.name)
     from .render import render
 
     return render(variant)
 
 
-def is_checked_in(variant: Variant) -> bool:
-    """Whether the variant has passed validation on every compiler, and so may run without runtime checks."""
+def may_run_unchecked(variant: Variant) -> bool:
+    """Whether it is one of the checked-in variants, all of which pass validation; others run with the compiler's checks."""
     return variant.name in catalog.checked_in()

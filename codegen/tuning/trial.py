@@ -18,7 +18,7 @@ from ..gpu.device import Device
 from ..kernels.facts import RenderedVariant
 from ..problem.problem import Problem
 from ..reference.samples import timed_sample
-from ..rendering.kernel_text import is_checked_in, rendered
+from ..rendering.kernel_text import may_run_unchecked, rendered
 from ..rendering.render import render
 from .journal import Journal, Measurement, Status
 from .miniature import Twin
@@ -30,7 +30,7 @@ BATCH = 8
 """Candidates that are compiled at the same time."""
 
 
-class Vouching(Device):
+class UncheckedDevice(Device):
     """A device on which every kernel runs without the compiler's bounds checks, as a checked-in one would.
 
     For measuring kernels that are to be checked in; it shares the other device's GPU and its lifetime.
@@ -39,8 +39,8 @@ class Vouching(Device):
     def __init__(self, device: Device) -> None:
         super().__init__(device.raw, device.profile)
 
-    def pipeline(self, rendered: RenderedVariant, *, trusted: bool = False) -> Any:
-        return super().pipeline(rendered, trusted=True)
+    def pipeline(self, rendered: RenderedVariant, *, unchecked: bool = False) -> Any:
+        return super().pipeline(rendered, unchecked=True)
 
     def prepare(self, variants: Iterable[tuple[RenderedVariant, bool]], threads: int = 0) -> None:
         super().prepare([(variant, True) for variant, _ in variants], threads)
@@ -112,7 +112,7 @@ class Bench:
         fitting = [v for v in variants if not v.shortfalls(self.device.profile)]
         self._cold = True
         try:
-            self.device.prepare([(rendered(v), is_checked_in(v)) for v in fitting], min(BATCH, os.cpu_count() or 1))
+            self.device.prepare([(rendered(v), may_run_unchecked(v)) for v in fitting], min(BATCH, os.cpu_count() or 1))
         except WgslAttentionError:
             self._raise_if_gone()
 
@@ -231,7 +231,7 @@ class Bench:
             device=profile.identity,
             driver=profile.driver,
             package=self.package,
-            unchecked=isinstance(self.device, Vouching),
+            unchecked=isinstance(self.device, UncheckedDevice),
             stage=stage,
             algorithm=candidate.recipe.algorithm,
             label=candidate.label,
@@ -248,13 +248,13 @@ class Bench:
         """What must be the same for a measurement to stand for another: the kernels' texts too, which may be edited between."""
         profile = self.device.profile
         texts = [_text(v) for c in (candidate, incumbent) for v in c.recipe.variants]
-        what = (profile.identity, profile.driver, isinstance(self.device, Vouching), repr(self.problem), stage, rounds)
+        what = (profile.identity, profile.driver, isinstance(self.device, UncheckedDevice), repr(self.problem), stage, rounds)
         who = [(c.identity, len(c.recipe.steps), sorted(c.recipe.scratch.items())) for c in (candidate, incumbent)]
         return hashlib.sha256(json.dumps([what, who, texts]).encode()).hexdigest()[:24]
 
 
 def _text(variant: Any) -> str:
     try:
-        return rendered(variant).wgsl if is_checked_in(variant) else render(variant).wgsl
+        return rendered(variant).wgsl if may_run_unchecked(variant) else render(variant).wgsl
     except VariantError as error:
         return str(error)

@@ -23,7 +23,7 @@ from ..selection.tables import Key, Row, Table
 from .journal import Journal, Measurement
 from .search import Outcome, Search, Status
 from .space import Space
-from .trial import Bench, Vouching
+from .trial import Bench, UncheckedDevice
 
 BUDGET = 120.0
 MAX_BUDGET = 1e7
@@ -76,7 +76,7 @@ class Tuner:
                 raise ArgumentError("problems", f"a {type(problem).__name__}", "Problems")
         if not 0 < budget <= MAX_BUDGET:
             raise ArgumentError("budget", budget, "seconds, more than 0")
-        self._device = Vouching(device) if unchecked else device
+        self._device = UncheckedDevice(device) if unchecked else device
         self._space, self._algorithm, self._guard, self._tell = space, algorithm, guard, tell
         self._budget = budget
         self._path = table

@@ -65,7 +65,7 @@ def validate(
 ) -> Report:
     """Compiles ``variants`` on every column, executes ``runs`` (``brief_runs`` on slow drivers) on those that can, and reports.
 
-    ``runs`` and ``not_run`` are ``cases.runs``'s. At most ``jobs`` processes work at a time; a request that takes longer
+    ``runs`` and ``not_run`` are ``coverage.runs``'s. At most ``jobs`` processes work at a time; a request that takes longer
     than ``timeout`` seconds has hung. ``progress`` is called with a variant's name, tasks done and tasks in all. Columns that
     do not answer are in ``Report.missing``.
     """

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import queue
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,17 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-import platformdirs
-
 from ..errors import ArgumentError, DeviceError
+from ..gpu.backends import NULL_ADAPTER
 
 COMPILERS = ("naga", "tint")
 DRIVERS = ("gpu", "llvmpipe", "swiftshader", "none")
 BACKENDS = {"naga": "wgpu", "tint": "dawn"}
 LIMITS = ("default", "adapter")
 """WebGPU's default limits, or for what needs more the smallest built-in profile that holds it; or the adapter's own for all."""
-NODE_PACKAGE, NODE_VERSION = "webgpu", "0.6.2"
-NODE_FOLDER = Path(".cache") / "node"
 INSTALL_DRIVER = {
     "llvmpipe": "apt install mesa-vulkan-drivers libvulkan1",
     "swiftshader": "apt install chromium, which carries vk_swiftshader_icd.json, or name that file in WGSL_ATTENTION_SWIFTSHADER",
@@ -83,7 +79,6 @@ class Column:
 def columns(
     compilers: Iterable[str] = (),
     drivers: Iterable[str] = (),
-    node_folder: Path | None = None,
     limits: str = "default",
 ) -> list[Column]:
     """Every column that these compilers and drivers make (all of them by default), those that are missing included.
@@ -97,16 +92,16 @@ def columns(
                 raise ArgumentError(argument, repr(name), f"one of {', '.join(known)}")
     if limits not in LIMITS:
         raise ArgumentError("limits", repr(limits), f"one of {', '.join(LIMITS)}")
-    found = [_executing(c, d, limits) for d in DRIVERS if d in drivers and d != "none" for c in COMPILERS if c in compilers]
-    if "none" in drivers and "tint" in compilers:
-        found.append(_validating(node_folder))
-    return found
+    pairs = [(compiler, driver) for driver in DRIVERS for compiler in COMPILERS if (compiler, driver) != ("naga", "none")]
+    return [_column(compiler, driver, limits) for compiler, driver in pairs if compiler in compilers and driver in drivers]
 
 
-def _executing(compiler: str, driver: str, limits: str) -> Column:
+def _column(compiler: str, driver: str, limits: str) -> Column:
     worker = (sys.executable, "-m", "wgsl_attention.validation.worker", BACKENDS[compiler])
     if driver == "gpu":
         return Column(compiler=compiler, driver=driver, command=(*worker, "", limits))
+    if driver == "none":
+        return Column(compiler=compiler, driver=driver, command=(*worker, "null", limits), environment=NULL_ADAPTER)
     icd = find_icd(driver)
     if icd is None:
         return Column(compiler=compiler, driver=driver, missing=INSTALL_DRIVER[driver])
@@ -125,40 +120,6 @@ def find_icd(driver: str) -> Path | None:
     # Mesa names the file after the machine's architecture where several are installed side by side.
     machine = os.uname().machine if hasattr(os, "uname") else ""
     return next((path for path in found if machine and machine in path.name), found[0] if found else None)
-
-
-def _validating(folder: Path | None) -> Column:
-    node = shutil.which("node")
-    if node is None:
-        return Column(compiler="tint", driver="none", missing="apt install nodejs npm")
-    package = find_node_package(folder)
-    if package is None:
-        return Column(compiler="tint", driver="none", missing="wgsl-attention validate --setup, which needs npm")
-    script = Path(__file__).with_name("tint_worker.mjs")
-    return Column(compiler="tint", driver="none", command=(node, str(script), str(package)))
-
-
-def find_node_package(folder: Path | None = None) -> Path | None:
-    """The npm package ``webgpu``: below ``folder``, ./.cache/node, or the user's cache folder."""
-    places = (folder,) if folder else (NODE_FOLDER, platformdirs.user_cache_path("wgsl-attention") / "node")
-    packages = [place / "node_modules" / NODE_PACKAGE for place in places]
-    return next((package.resolve() for package in packages if (package / "index.js").exists()), None)
-
-
-def install_node_package(folder: Path | None = None) -> Path:
-    """Installs the npm package ``webgpu`` (132 MB) into ``folder``, by default ./.cache/node. Raises ``DeviceError``."""
-    target = folder or NODE_FOLDER
-    npm = shutil.which("npm")
-    if npm is None:
-        raise DeviceError("npm is not there: apt install nodejs npm")
-    target.mkdir(parents=True, exist_ok=True)
-    (target / "package.json").write_text('{"private": true}\n', encoding="utf-8")
-    command = [npm, "install", "--no-audit", "--no-fund", "--no-save", f"{NODE_PACKAGE}@{NODE_VERSION}"]
-    done = subprocess.run(command, cwd=target, capture_output=True, text=True, check=False)
-    found = find_node_package(target)
-    if done.returncode or found is None:
-        raise DeviceError(f"npm install {NODE_PACKAGE}@{NODE_VERSION} failed: {(done.stderr or done.stdout).strip()[-500:]}")
-    return found
 
 
 class WorkerEndedError(DeviceError):

@@ -53,11 +53,11 @@ class TextDevice(Device):
 
     @classmethod
     def over(cls, opened: Device, texts: dict[str, RenderedVariant]) -> TextDevice:
-        device = cls(opened.raw, opened.profile, trusted=False)
+        device = cls(opened.raw, opened.profile, unchecked=False)
         device.texts = texts
         return device
 
-    def pipeline(self, rendered: RenderedVariant, *, trusted: bool = False) -> Pipeline:
+    def pipeline(self, rendered: RenderedVariant, *, unchecked: bool = False) -> Pipeline:
         return super().pipeline(self.texts.get(rendered.name, rendered))
 
 
@@ -95,7 +95,7 @@ class Worker:
             return {"ok": False, "message": f"{self.backend} finds no adapter of it" if finds_none else str(error)}
         if not self.adapter and found.profile.software:
             return {"ok": False, "message": f"no GPU: the best adapter of {self.backend} is {found.description}"}
-        if found.graphics.lower() not in ("vulkan", "metal", "d3d12"):
+        if found.graphics.lower() not in ("vulkan", "metal", "d3d12", "null"):
             return {"ok": False, "message": f"{self.backend} has only {found.description}"}
         device = self.device(None)
         return {"ok": True, "device": found.description, "driver": device.profile.driver if device else ""}
@@ -121,7 +121,7 @@ class Worker:
     def _open(self, name: str, features: frozenset[str]) -> TextDevice | None:
         emulate = dataclasses.replace(builtin_profile(name), features=features) if name else None
         try:
-            opened = open_device(self.backend, self.adapter or None, emulate=emulate, trusted=False)
+            opened = open_device(self.backend, self.adapter or None, emulate=emulate, unchecked=False)
         except DeviceError:
             if not name:
                 raise

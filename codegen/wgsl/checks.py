@@ -17,7 +17,6 @@ from ..errors import ArgumentError
 from ..kernels.facts import RenderedVariant
 from .lexer import Token, spell, tokenize
 from .parser import Module, parse, round_up
-from .uniformity import divergences
 
 MAX_F32 = Fraction(2**24 - 1) * 2**104
 MAX_F16 = Fraction(65504)
@@ -35,7 +34,6 @@ RULES = {
     "const-assert": "const_assert(a == b); with the parentheses around all of it (naga cannot parse it otherwise)",
     "pointers": "no parameter points to workgroup, storage or uniform memory (naga refuses it)",
     "uniform-stride": "the elements of an array in a uniform are a multiple of 16 bytes apart (naga refuses others)",
-    "uniformity": "what decides about a barrier is the same for all threads, visibly (naga does not look, Tint refuses)",
 }
 """Every rule and what it asks for."""
 
@@ -93,7 +91,6 @@ def check(rendered: RenderedVariant) -> tuple[Finding, ...]:
         ]
     except ArgumentError as error:
         return (Finding(rule="parses", line=0, message=str(error)),)
-    findings += [Finding(rule="uniformity", line=found.line, message=found.cause) for found in divergences(module)]
     order = list(RULES)
     return tuple(sorted(findings, key=lambda finding: (order.index(finding.rule), finding.line)))
 
