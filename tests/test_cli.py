@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import io
 import json
 import os
 import shutil
@@ -16,9 +17,11 @@ import numpy as np
 import pytest
 import wgsl_attention
 from conftest import skip_without
+from rich.console import Console
 from wgsl_attention import __version__, cli, generated
 from wgsl_attention.__main__ import main
 from wgsl_attention.cli import generate, gradcheck
+from wgsl_attention.cli.common import print_table, table
 from wgsl_attention.gpu import doctor
 from wgsl_attention.kernels.families import FAMILIES
 
@@ -351,6 +354,24 @@ def test_gradcheck_without_a_checkout_makes_its_own_cases(monkeypatch: pytest.Mo
     skip_without("wgpu")
     main(["gradcheck", "--backend", "wgpu"])
     assert len(parsed) > 5 and "packed documents" in [case.name for case in parsed]
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (60, ["kernel  what it does  time in ms", "matmul  multiplies       1.5e-07"]),
+        (28, ["        what it      time in", "kernel  does              ms", "matmul  multiplies   1.5e-07"]),
+        (20, ["kernel  what it does  time in ms", "matmul  multiplies       1.5e-07"]),
+    ],
+)
+def test_a_table_keeps_its_words_whole(width: int, lines: list[str]) -> None:
+    """Columns give way to the terminal's width, and where words would have to be broken, the lines run on."""
+    out = Console(file=io.StringIO(), width=width)
+    rows = table(out, "kernel", "what it does", ">time in ms")
+    rows.add_row("matmul", "multiplies", "1.5e-07")
+    print_table(out, rows)
+    printed = [line.rstrip() for line in out.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert printed == lines
 
 
 def test_a_closed_pipe_is_no_traceback() -> None:

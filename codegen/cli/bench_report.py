@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..benchmarking.bench import Report
-from .common import table
+from .common import print_table, table
 
 
 def speed_unit(reports: Iterable[Report]) -> tuple[float, str]:
@@ -33,7 +33,7 @@ def print_report(out: Console, report: Report) -> None:
         rows.add_row(result.label, *cells, style="bold green" if result.timing.median == best else "")
         for kernel, seconds in result.timing.kernels.items():
             rows.add_row(f"  {kernel}", _ms(seconds), style="dim")
-    out.print(rows)
+    print_table(out, rows)
     untimed = [result for result in report.results if result.status != "timed"]
     if untimed:
         out.print()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -36,15 +37,43 @@ def console(*, stderr: bool = False) -> Console:
 
 def table(out: Console, *headers: str) -> Table:
     """An empty table; headers that begin with ``>`` are of columns set to the right. Rules only on a terminal."""
-    made = Table(box=SIMPLE_HEAD if out.is_terminal else None, pad_edge=False, show_edge=False, header_style="bold")
+    box, padding = (SIMPLE_HEAD, (0, 1, 0, 0)) if out.is_terminal else (None, (0, 1))  # two columns apart in either
+    made = Table(box=box, padding=padding, pad_edge=False, show_edge=False, header_style="bold")
     for header in headers:
         made.add_column(header.removeprefix(">"), justify="right" if header.startswith(">") else "left", overflow="fold")
     return made
 
 
+def print_table(out: Console, made: Table) -> None:
+    """Prints a table with its words whole: where it is too wide, headers of several words give way, and then cells.
+
+    Where not even that is enough, its lines run on past the edge, and a name can still be copied.
+    """
+    texts = [[str(cell) for cell in (column.header, *column.cells)] for column in made.columns]
+    bodies = [max(map(cell_len, cells), default=0) for _, *cells in texts]
+    widths = [max(map(cell_len, column)) for column in texts]
+    least = [max(_unbreakable(text) for text in column) for column in texts]
+    gaps = 2 * (len(texts) - 1)
+    if sum(least) + gaps <= out.width:
+        while sum(widths) + gaps > out.width:
+            able = (i for i, width in enumerate(widths) if width > least[i])
+            widths[max(able, key=lambda i: (widths[i] > bodies[i], widths[i]))] -= 1
+    for column, width in zip(made.columns, widths, strict=True):
+        column.width = width
+    made.width = sum(widths) + gaps
+    out.print(made, crop=False)
+
+
+def _unbreakable(text: str) -> int:
+    """Columns of the longest word, and of the blanks before the text."""
+    return cell_len(text) - cell_len(text.lstrip()) + max(map(cell_len, text.split()), default=0)
+
+
 def facts(values: Mapping[str, str], indent: int = 0) -> Table:
     """A table of names and what is to be said of each."""
     made = Table(box=None, pad_edge=False, show_header=False)
+    made.add_column(no_wrap=True)
+    made.add_column(overflow="fold")
     for name, value in values.items():
         made.add_row(Text(f"{'':{indent}}{name}", style="bold"), value)
     return made

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from ..errors import ArgumentError
 from ..problem.mask import Mask
-from .common import add_device_arguments, add_json_argument, checkout, console, print_json, progress, table
+from .common import add_device_arguments, add_json_argument, checkout, console, print_json, print_table, progress, table
 from .problems import add_problem_arguments, has_shape, mask_of, problem_of, with_strides
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _print_case(out: Console, checks: list[Check]) -> None:
     for check in sorted(checks, key=lambda check: check.status == "baseline"):
         if check.status != "refused":
             _add_row(rows, check, names)
-    out.print(rows)
+    print_table(out, rows)
     out.print()
     ran: dict[str, dict[str, None]] = {}
     for check in checks:

@@ -9,7 +9,7 @@ from rich.text import Text
 from ..kernels.families import FAMILIES
 from ..kernels.original_masks import MODES
 from ..rendering import manifest
-from .common import add_json_argument, console, counted, print_json, span, summary_of, table
+from .common import add_json_argument, console, counted, print_json, print_table, span, summary_of, table
 
 SUMMARY = "the checked-in kernels"
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
                     str(entry["workgroup_bytes"]),
                     entry["profile"] or "none",
                 )
-        out.print(rows)
+        print_table(out, rows)
         out.print()
     out.print(counted(len(entries), "kernel"))
     return 0

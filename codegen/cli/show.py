@@ -14,7 +14,7 @@ from ..kernels.facts import RenderedVariant
 from ..kernels.families import FAMILIES
 from ..kernels.variant import Variant
 from ..rendering import manifest
-from .common import about, add_json_argument, console, facts, print_json, span, spelt, summary_of, table
+from .common import about, add_json_argument, console, facts, print_json, print_table, span, spelt, summary_of, table
 
 SUMMARY = "one kernel: its facts, its bindings and its WGSL"
 MANY = 8
@@ -117,7 +117,7 @@ def _show_family(family: type[Variant], *, as_json: bool) -> int:
         values = ", ".join(map(spelt, parameter["values"])) or "a number"
         default = "needed" if field.default is dataclasses.MISSING else spelt(field.default)
         rows.add_row(field.name, values, default, str(field.metadata["doc"]))
-    out.print(rows)
+    print_table(out, rows)
     out.print(f"\n{len(names)} checked in:" if names else "\nnone checked in")
     for name in names[:MANY]:
         out.print(f"  {name}", soft_wrap=True)
@@ -147,7 +147,7 @@ def _show_variant(out: Console, shown: RenderedVariant) -> None:
     bindings = table(out, ">binding", "name", "type", "access", "role", "words")
     for b in shown.bindings:
         bindings.add_row(str(b.binding), b.name, b.type, b.access, b.role, " ".join(word.name for word in b.words))
-    out.print(bindings)
+    print_table(out, bindings)
     out.print()
     print(shown.wgsl, end="", file=out.file)  # as it is: no wrapping, no colours
 

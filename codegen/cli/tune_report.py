@@ -16,7 +16,7 @@ from ..selection.tables import Row, Table
 from ..tuning.journal import Measurement
 from ..tuning.search import Outcome
 from ..tuning.tuner import Tuner
-from .common import counted, print_json, table
+from .common import counted, print_json, print_table, table
 
 
 def all_tuned(tuner: Tuner) -> bool:
@@ -44,7 +44,7 @@ def print_outcomes(out: Console, tuner: Tuner, device: str, path: Path, log: Pat
     rows = table(out, "problem", ">default", ">tuned", ">speed-up", ">next", ">tried", "")
     for outcome in outcomes:
         rows.add_row(*_cells(outcome))
-    out.print(rows)
+    print_table(out, rows)
     for outcome in outcomes:
         if outcome.best is not None:
             what = "the default" if outcome.default and outcome.best.label == outcome.default.label else "tuned"
@@ -105,12 +105,12 @@ def print_rows(out: Console, found: Table, path: Path, *, as_json: bool) -> bool
     out.print(Text(f"{path}: {counted(len(found.rows), 'row')}", style="bold"), soft_wrap=True)
     shown = table(out, "device", "serves problems near", ">time", ">default", ">next", "measured", "")
     for row, why in zip(found.rows, faults, strict=True):
-        measured = " ".join(str(row.measured.get(name, "")) for name in ("date", "package", "driver")).strip()
+        measured = " ".join((row.date[:10], *(str(row.measured.get(name, "")) for name in ("package", "driver")))).strip()
         times = [f"{1e3 * x:.3g} ms" if x else "–" for x in (row.seconds, row.default_seconds, row.runner_up_seconds)]
         state = Text("ignored", style="red") if why else Text("")
         shown.add_row(row.device or "any", str(row.key), *times, measured, state)
     if found.rows:
-        out.print(shown)
+        print_table(out, shown)
     for row, why in zip(found.rows, faults, strict=True):
         told = Text(f"ignored: {why}", style="red") if why else Text(str(Choice.from_json(row.choice)))
         out.print(Text.assemble(f"{row.problem}: ", told), soft_wrap=True)

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..validation.report import BAD, Report, Row
-from .common import counted, table
+from .common import counted, print_table, table
 
 
 def print_report(out: Console, report: Report) -> None:
@@ -15,7 +15,7 @@ def print_report(out: Console, report: Report) -> None:
     rows = table(out, "variant", ">bytes", ">buffers", ">threads", "fits", "static", *present)
     for name, row in report.rows.items():
         rows.add_row(name, *_facts(row), *(_cell(row, column) for column in present))
-    out.print(rows)
+    print_table(out, rows)
     if present:
         out.print("\ncells: seconds to compile and dispatch; worst error in multiples of the tolerance", style="dim")
     out.print()
