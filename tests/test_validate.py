@@ -77,7 +77,7 @@ def test_a_listed_ninth_storage_buffer_does_not_fit_the_default_limits() -> None
     extra = Binding(binding=20, name="extra", type="array<f32>", access="read", role="extra")
     nine = dataclasses.replace(BREAKAGES["ninth_storage_buffer"].render(), bindings=(*right.bindings, extra))
     row = validated([nine], where).rows[CAUSAL]
-    assert row.findings == () and not row.fits_default
+    assert [finding.message for finding in row.findings] == ["extra"] and not row.fits_default
     assert row.compiles[where.name].status == "module" and "needs 9 storage buffers" in row.compiles[where.name].message
 
 

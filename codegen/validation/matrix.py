@@ -19,6 +19,7 @@ from ..errors import ArgumentError
 from ..kernels.facts import RenderedVariant
 from ..rendering import manifest
 from ..wgsl import checks as static_checks
+from ..wgsl import hygiene
 from .coverage import Run
 from .report import Outcome, Report, Row
 from .toolchains import Column, WorkerEndedError, WorkerProcess
@@ -79,11 +80,11 @@ def validate(
 
 
 def _row(variant: RenderedVariant) -> Row:
+    findings = static_checks.check(variant)
     try:
-        counts = static_checks.count(variant)
-    except ArgumentError:  # check says so too
-        counts = None
-    return Row(rendered=variant, counts=counts, findings=static_checks.check(variant))
+        return Row(rendered=variant, counts=static_checks.count(variant), findings=(*findings, *hygiene.check(variant)))
+    except ArgumentError:  # it does not read as WGSL, which is a finding
+        return Row(rendered=variant, counts=None, findings=findings)
 
 
 @dataclass(slots=True, kw_only=True)

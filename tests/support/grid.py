@@ -8,13 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from wgsl_attention.errors import VariantError
-from wgsl_attention.kernels.original import (
-    MASKS,
-    SHORT_MASKS,
-    AttentionBackward,
-    AttentionBackwardShort,
-    AttentionBackwardShortDkdv,
-)
+from wgsl_attention.kernels.original import AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
+from wgsl_attention.kernels.original_masks import MODES, SHORT_MASKS
 from wgsl_attention.kernels.rope import RopeKBackward, RopeQBackward
 from wgsl_attention.kernels.tiled_products import AttentionDkdv, AttentionDq, AttentionScores
 from wgsl_attention.kernels.tiled_reductions import AttentionIntervals, AttentionReduce, AttentionRows
@@ -59,7 +54,7 @@ def others() -> dict[str, Variant]:
 def _original() -> Iterator[Variant]:
     dims: tuple[dict[str, Any], ...] = ({"head_dim": 40}, {"head_dim": 21}, {"head_dim": 100, "at_most": True})
     for given, guard, flag in itertools.product(dims, GUARDS, BOTH):
-        for mask in MASKS:
+        for mask in MODES:
             for uniform in BOTH if mask.startswith("documents") else (False,):
                 common = {**given, "guard": guard, "seg_uniform": uniform, "mask": mask, "wg": 64}
                 yield AttentionBackward(**common, overwrite=flag)
