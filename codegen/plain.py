@@ -1,6 +1,6 @@
 """Frozen dataclasses of plain data as what JSON holds, and back, by their fields.
 
-A field that is called otherwise in JSON says so: ``field(metadata={"json": "dispatch"})``.
+A field that is called otherwise in JSON says so: ``field(metadata={"json": "dispatch"})``; with ``None`` it is not there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def from_plain(kind: type[Plain], data: Mapping[str, Any]) -> Plain:
 def members(kind: type) -> tuple[tuple[str, str, Any], ...]:
     """A dataclass's fields in order: the key in JSON, the name, the type."""
     hints = get_type_hints(kind)
-    return tuple((str(f.metadata.get("json", f.name)), f.name, hints[f.name]) for f in dataclasses.fields(kind))
+    names = ((f.metadata.get("json", f.name), f.name) for f in dataclasses.fields(kind))
+    return tuple((str(key), name, hints[name]) for key, name in names if key is not None)
 
 
 def _restored(hint: Any, value: Any) -> Any:

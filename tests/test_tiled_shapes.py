@@ -83,7 +83,7 @@ def test_layouts_fit_what_they_are_for(name: str) -> None:
         "webgpu-compat" if name == "16k" else "webgpu-default" if bytes_ == 16384 else f"workgroup-{bytes_ >> 10}k"
     ]
     for head_dim, at_most in itertools.product((*HEAD_DIMS, *range(1, 257, 7)), (False, True)):
-        made = choice(name, head_dim, at_most=at_most)
+        made = choice(name, head_dim, form="at most" if at_most else "exact")
         for variant in made.kernels:
             assert variant.workgroup_bytes <= LAYOUTS[name].workgroup_bytes and not variant.shortfalls(profile), variant.name
 

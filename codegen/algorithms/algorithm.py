@@ -78,9 +78,13 @@ class Algorithm(ABC):
         """How ``of_layout`` makes the kernels of a choice again, as plain data; empty where no layout has them."""
         return {}
 
-    def of_layout(self, name: str, head_dim: int = 0, v_head_dim: int = 0) -> Choice:
-        """The choice that a layout of this name stands for. Raises ``VariantError`` where there is none."""
-        raise VariantError(self.name, f"it has no layout {name!r}")
+    def of_layout(self, layout: str, **dims: Any) -> Choice:
+        """The choice that ``layout_of`` described. Raises ``VariantError`` where there is no such layout, or for these dims."""
+        raise VariantError(self.name, f"it has no layout {layout!r}")
+
+    def for_any_problem(self, choice: Choice) -> Choice:
+        """The same choice by the texts that leave head dims to the pipeline, where there are such."""
+        return choice
 
     def stages(self) -> tuple[Stage, ...]:
         """The parts that are tuned, one after another."""

@@ -148,8 +148,8 @@ class Choice:
                 raise VariantError("choice", f"{name!r} with the kernels {', '.join(found)}")
             numbers = {number: int(data[number]) for number in algorithm.numbers if number in data}
             if "layout" in data:
-                rest = {key: value for key, value in data.items() if key not in ("algorithm", "layout", *numbers)}
-                return algorithm.of_layout(data["layout"], **rest).replaced(**numbers)
+                layout = {key: value for key, value in data.items() if key not in ("algorithm", *numbers)}
+                return algorithm.of_layout(**layout).replaced(**numbers)
             kernels = tuple(_variant(found[role]) for role in algorithm.roles)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, VariantError):

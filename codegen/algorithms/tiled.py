@@ -29,6 +29,8 @@ on an H200, 2 GiB instead of 1 GiB were worth 4 % at 8192 positions, and 512 MiB
 MIN_SCRATCH, MAX_SCRATCH = 128 << 20, 2 << 30
 LARGE_GRID = 4096
 """From so many blocks of 128 queries × 128 keys on, the largest blocks are the fastest; below, small ones fill the device."""
+MOST_EMPTY = 0.15
+"""A checked-in text goes before one for the very head_dim if no more of its blocks is empty: it runs without checks."""
 SOFTWARE_PARTS = 16
 """Workgroups that keep a processor's cores busy."""
 
@@ -57,23 +59,31 @@ class Tiled(Algorithm):
     def candidates(self, problem: Problem, profile: DeviceProfile, guard: str) -> Iterator[Choice]:
         grid = problem.batch * problem.heads * -(-problem.q_len // 128) * -(-problem.kv_len // 128)
         names = ("48k", "32k", "16k") if grid >= LARGE_GRID and not profile.software else ("16k", "32k", "48k")
-        for name in names:
-            yield self.for_problem(self.of_layout(name, problem.head_dim, problem.v_head_dim), problem, profile, guard)
-        yield self.for_problem(tiled_layouts.choice("16k", MAX_HEAD_DIM, at_most=True), problem, profile, guard)
+        dims = (problem.head_dim, problem.v_head_dim)
+        any_dim, exact = ([tiled_layouts.choice(name, *dims, form=form) for name in names] for form in ("any", "exact"))
+        if any(dim % 4 for dim in dims):
+            found = exact
+        elif max(tiled_layouts.empty(choice, *dims) for choice in any_dim) <= MOST_EMPTY:
+            found = [*any_dim, *exact]
+        else:
+            found = [*exact, *any_dim]
+        for choice in (*found, tiled_layouts.choice("16k", MAX_HEAD_DIM, form="at most")):
+            yield self.for_problem(choice, problem, profile, guard)
 
     def layout_of(self, choice: Choice) -> dict[str, Any]:
         scores, dkdv, dq = kernels_of(choice)
         plain = [replace(v, guard="zero", softcap=False, alibi=False) for v in (scores, dkdv, dq)]
-        if not scores.at_most:
-            for name in tiled_layouts.LAYOUTS:
-                if list(tiled_layouts.choice(name, scores.head_dim, scores.v_dim).kernels) == plain:
-                    return {"layout": name, "head_dim": scores.head_dim, "v_head_dim": scores.v_dim}
-        return {}
+        return dict(tiled_layouts.layout_of(tuple(plain)))
 
-    def of_layout(self, name: str, head_dim: int = 0, v_head_dim: int = 0) -> Choice:
-        if name not in tiled_layouts.LAYOUTS:
-            raise VariantError(self.name, f"it has no layout {name!r}; want one of {', '.join(tiled_layouts.LAYOUTS)}")
-        return tiled_layouts.choice(name, head_dim, v_head_dim)
+    def of_layout(self, layout: str, **dims: Any) -> Choice:
+        if layout not in tiled_layouts.LAYOUTS:
+            raise VariantError(self.name, f"it has no layout {layout!r}; want one of {', '.join(tiled_layouts.LAYOUTS)}")
+        return tiled_layouts.choice(layout, **dims)
+
+    def for_any_problem(self, choice: Choice) -> Choice:
+        if any(v.at_most or v.head_dim % 4 or v.v_dim % 4 for v in kernels_of(choice)):
+            return choice
+        return replace(choice, kernels=tuple(replace(v, head_dim=0, v_head_dim=0) for v in kernels_of(choice)))
 
     def for_problem(self, choice: Choice, problem: Problem, profile: DeviceProfile, guard: str) -> Choice:
         """A layout's choice with the numbers for a problem on a device, and what the problem dictates."""
@@ -88,7 +98,10 @@ class Tiled(Algorithm):
             # the gradients' kernels need the bias to find S again, and only then
             alibi = problem.alibi and (problem.softcap or isinstance(v, AttentionScores))
             terms: dict[str, Any] = {"guard": guard, "softcap": problem.softcap, "alibi": alibi}
-            if not v.at_most and v.v_head_dim != v_dim:
+            for constant in v.constants:
+                if fault := constant.fault(problem.sizes[constant.size]):
+                    raise VariantError(v.name, f"it is not for {fault}")
+            if v.head_dim and not v.at_most and v.v_head_dim != v_dim:
                 raise VariantError(v.name, f"it is not for a v_head_dim of {problem.v_head_dim}")
             kernels.append(replace(v, **terms) if terms != {name: getattr(v, name) for name in terms} else v)
         return replace(choice, kernels=tuple(kernels))
@@ -137,9 +150,6 @@ def tiled(problem: Problem, choice: Choice, limit: int | None = None) -> Recipe:
     intervals = AttentionIntervals(rows=scores.rows, documents=documents, kv_lengths=p.kv_lengths)
     terms = AttentionRows(
         wg=64,
-        rows=scores.rows,
-        key_cols=scores.cols,
-        span_keys=span_keys,
         given="" if p.given == "none" else p.given,
         softcap=p.softcap,
         alibi=p.softcap and p.alibi,
@@ -173,6 +183,9 @@ def tiled(problem: Problem, choice: Choice, limit: int | None = None) -> Recipe:
             "strip_kv_slots": -(-strip.slots // p.group),
             "key_stride": key_stride,
             "spans": spans,
+            "query_rows": scores.rows,
+            "key_cols": scores.cols,
+            "span_keys": span_keys,
             "widest_head_dim": max(p.head_dim, p.v_head_dim),
             "head_parts": head_parts,
             "query_parts": query_parts,

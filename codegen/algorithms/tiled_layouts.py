@@ -12,16 +12,23 @@ Loads take 10 to 20 % of the time; fetching the next chunk meanwhile, into regis
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
+from ..errors import VariantError
 from ..kernels.tiled_products import AttentionDkdv, AttentionDq, AttentionScores
 from ..kernels.tiled_reductions import AttentionIntervals, AttentionReduce, AttentionRows
 from ..kernels.variant import Variant
 from ..problem.problem import MAX_HEAD_DIM
 from .choice import Choice
+
+Form: TypeAlias = Literal["exact", "any", "at most"]
+"""How kernels know the head dims: as constants of the text; as constants that the pipeline is given, multiples of four; or from
+the uniform, up to those given here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +36,8 @@ class Layout:
     """(rows, cols, rows a thread, cols a thread) of each kernel's block; the gradients' cols are at most, by head_dim.
 
     ``workgroup_bytes`` is what no kernel of it exceeds; ``chunks`` are tried from the largest, of the scores' head_dim,
-    dkdv's queries and dq's keys. ``parts`` is the choice's number.
+    dkdv's queries and dq's keys. ``parts`` is the choice's number. ``columns`` are the channels
+    of a block in the checked-in texts, which serve any head_dim.
     """
 
     name: str
@@ -40,6 +48,7 @@ class Layout:
     chunks: tuple[int, int, int]
     parts: int
     span: int = 1
+    columns: tuple[int, ...] = (32, 48, 64, 80, 128)
 
 
 LAYOUTS: dict[str, Layout] = {
@@ -71,6 +80,7 @@ LAYOUTS: dict[str, Layout] = {
             dq=(64, 64, 8, 4),
             chunks=(16, 16, 16),
             parts=1024,
+            columns=(32, 40, 48, 64),
         ),
         # By tuning on an H200, for causal problems of 512 positions with head_dim 128 and few heads,
         Layout(
@@ -106,78 +116,113 @@ LAYOUTS: dict[str, Layout] = {
         ),
     )
 }
-"""The first three are what selection tries by itself; the others are what tuning tables name."""
 
 
-def choice(name: str, head_dim: int, v_head_dim: int = 0, *, at_most: bool = False) -> Choice:
-    """A layout's kernels for one pair of head dims; ``v_head_dim`` 0 is the same as head_dim."""
-    layout = LAYOUTS[name]
+def choice(layout: str, head_dim: int, v_head_dim: int = 0, *, form: Form = "exact") -> Choice:
+    """A layout's kernels for one pair of head dims; ``v_head_dim`` 0 is the same as head_dim. See ``Form``."""
+    of = LAYOUTS[layout]
     v_dim = v_head_dim or head_dim
-    dims: dict[str, Any] = {"head_dim": head_dim, "v_head_dim": 0 if v_dim == head_dim else v_dim, "at_most": at_most}
-    rows, cols, row_reg, col_reg = layout.scores
+    wide = max(head_dim, v_dim)
+    dims: dict[str, Any] = {"head_dim": head_dim, "v_head_dim": 0 if v_dim == head_dim else v_dim, "at_most": form == "at most"}
+    if form == "any":
+        dims = {"head_dim": 0}
+    rows, cols, row_reg, col_reg = of.scores
     scores = AttentionScores(
         rows=rows,
         cols=cols,
         row_reg=row_reg,
         col_reg=col_reg,
-        span=layout.span,
-        chunk=_scores_chunk(layout, head_dim, v_dim),
+        span=of.span,
+        chunk=_scores_chunk(of, head_dim, v_dim, form),
         **dims,
     )
-    wide = max(head_dim, v_dim)
-    k_rows, k_most, k_row_reg, k_col_reg = layout.dkdv
+    k_rows, k_most, k_row_reg, k_col_reg = of.dkdv
     if wide > 96 and k_rows > 64:  # twice as many channels and half as many keys: as many accumulators
         k_rows, k_most = 64, 128
-    k_cols = 64 if at_most else _columns(wide, k_most, k_col_reg)
-    chunk = next(c for c in (layout.chunks[1], 8) if 8 * c * (k_rows + k_cols) <= layout.workgroup_bytes)
+    k_cols = _columns(of, wide, k_most, k_col_reg, form)
+    chunk = next(c for c in (of.chunks[1], 8) if 8 * c * (k_rows + k_cols) <= of.workgroup_bytes)
     dkdv = AttentionDkdv(
         rows=k_rows, cols=k_cols, row_reg=k_row_reg, col_reg=k_col_reg, chunk=chunk, query_rows=rows, key_cols=cols, **dims
     )
-    q_rows, q_most, q_row_reg, q_col_reg = layout.dq
-    q_cols = 64 if at_most else _columns(head_dim, q_most, q_col_reg)
+    q_rows, q_most, q_row_reg, q_col_reg = of.dq
     dq = AttentionDq(
         rows=q_rows,
-        cols=q_cols,
+        cols=_columns(of, head_dim, q_most, q_col_reg, form),
         row_reg=q_row_reg,
         col_reg=q_col_reg,
-        chunk=layout.chunks[2],
+        chunk=of.chunks[2],
         query_rows=rows,
         key_cols=cols,
         **dims,
     )
-    return Choice(algorithm="tiled", kernels=(scores, dkdv, dq), numbers={"parts": layout.parts})
+    return Choice(algorithm="tiled", kernels=(scores, dkdv, dq), numbers={"parts": of.parts})
 
 
-def _scores_chunk(layout: Layout, head_dim: int, v_dim: int) -> int:
-    """The largest chunk that divides both head dims, so that no channel needs a guard; else the layout's own."""
-    for chunk in (c for c in (32, 16, 8) if c <= layout.chunks[0]):
+def _scores_chunk(layout: Layout, head_dim: int, v_dim: int, form: Form) -> int:
+    """The largest chunk that divides both head dims, so that none of it is empty; else 16, as far as the layout has room."""
+    for chunk in (c for c in ((32, 16) if form == "any" else (32, 16, 8)) if c <= layout.chunks[0]):
         if head_dim % chunk == 0 and v_dim % chunk == 0:
             return chunk
     return min(16, layout.chunks[0])
 
 
-def _columns(dim: int, most: int, register: int) -> int:
-    """Channels of a block: an even division of ``dim`` into blocks of at most ``most``, and at least 16."""
+def _columns(layout: Layout, dim: int, most: int, register: int, form: Form) -> int:
+    """Channels of a block: an even division of ``dim`` into blocks of at most ``most``, and at least 16.
+
+    Where a text serves any head_dim, one of the layout's ``columns``: that which leaves the fewest channels empty, the larger
+    of two.
+    """
+    if form == "at most":
+        return 64
+    if form == "any":
+        known = [cols for cols in layout.columns if cols <= most and cols % register == 0]
+        return min(known, key=lambda cols: (math.ceil(dim / cols) * cols, -cols))
     blocks = math.ceil(dim / most)
     return max(16, math.ceil(math.ceil(dim / blocks) / register) * register)
 
 
-HEAD_DIMS = (32, 64, 80, 96, 128, 256)
-"""Head dims with checked-in variants of their own; in a browser the others are served by *at most* variants."""
+@functools.cache
+def layout_of(kernels: tuple[Variant, ...]) -> Mapping[str, Any]:
+    """The arguments of ``choice`` that make these kernels; empty where none do."""
+    head_dim, v_head_dim = (int(kernels[0].params[name]) for name in ("head_dim", "v_head_dim"))
+    form: Form = "at most" if kernels[0].params["at_most"] else "exact" if head_dim else "any"
+    dims = (
+        [(head_dim, v_head_dim or head_dim)] if head_dim else [(dim, dim) for dim in (64, 128, *range(4, MAX_HEAD_DIM + 1, 4))]
+    )
+    for name in LAYOUTS:
+        for dim, v_dim in dims:
+            with contextlib.suppress(VariantError):
+                if choice(name, dim, v_dim, form=form).kernels == kernels:
+                    return {"layout": name, "head_dim": dim, "v_head_dim": v_dim, "form": form}
+    return {}
+
+
+def empty(choice: Choice, head_dim: int, v_head_dim: int) -> float:
+    """The share of the channels of the gradients' blocks that lies past the head dims."""
+    _, dkdv, dq = choice.kernels
+    blocks = ((max(head_dim, v_head_dim), int(dkdv.params["cols"])), (head_dim, int(dq.params["cols"])))
+    return max(1 - dim / (math.ceil(dim / cols) * cols) for dim, cols in blocks)
+
+
+FIRST = ("48k", "32k", "16k")
+"""The layouts that selection tries by itself; the others are what tuning tables name."""
+
+
+TUNED = (("64x32", 128), ("64x64", 64), ("128x128", 64))
+"""The layouts of the shipped tuning tables' rows, with the head_dim that they were measured at."""
 
 
 def checked_in() -> Iterator[Variant]:
-    """The tiled variants in ``generated/``."""
-    choices = [choice(name, head_dim) for name in ("48k", "32k", "16k") for head_dim in HEAD_DIMS]
-    choices += [choice("64x32", 128), *(choice(name, 64) for name in ("64x64", "128x128"))]
-    choices.append(choice("16k", MAX_HEAD_DIM, at_most=True))
+    """The tiled variants in ``generated/``: for any head_dim that is a multiple of four, and for the others up to a bound."""
+    choices = [choice(name, dim, form="any") for name in FIRST for dim in (*LAYOUTS[name].columns, MAX_HEAD_DIM)]
+    choices += [choice(*tuned, form="any") for tuned in TUNED]
+    choices.append(choice("16k", MAX_HEAD_DIM, form="at most"))
     for chosen in choices:
         yield from chosen.kernels
-    blocks = {(v.rows, v.cols, v.span * v.cols) for c in choices for v in c.kernels if isinstance(v, AttentionScores)}
-    for rows, key_cols, span_keys in sorted(blocks):
-        for given in ("", "o", "delta"):
-            yield AttentionRows(wg=64, rows=rows, key_cols=key_cols, span_keys=span_keys, given=given)
-    for rows in sorted({rows for rows, *_ in blocks}):
+    for given in ("", "o", "delta"):
+        yield AttentionRows(wg=64, given=given)
+    blocks = {v.rows for c in choices for v in c.kernels if isinstance(v, AttentionScores)}
+    for rows in sorted(blocks):
         for documents in ("", "documents", "wholedocuments"):
             for kv_lengths in (False, True):
                 yield AttentionIntervals(rows=rows, documents=documents, kv_lengths=kv_lengths)

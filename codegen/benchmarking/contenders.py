@@ -15,7 +15,7 @@ from ..algorithms.choice import Choice
 from ..algorithms.original import Short, Streaming, mask_modes
 from ..algorithms.recipe import Recipe
 from ..algorithms.tiled import Tiled
-from ..algorithms.tiled_layouts import LAYOUTS
+from ..algorithms.tiled_layouts import LAYOUTS, Form
 from ..errors import ArgumentError
 from ..kernels.original import AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
 from ..kernels.variant import Variant
@@ -106,8 +106,9 @@ def layout_contender(problem: Problem, profile: DeviceProfile, layout: str, guar
     if layout not in LAYOUTS:
         raise ArgumentError("--layout", repr(layout), f"one of {', '.join(LAYOUTS)}")
     algorithm = Tiled()
-    dims = (problem.head_dim, problem.v_head_dim)
-    choice = algorithm.for_problem(algorithm.of_layout(layout, *dims), problem, profile, guard)
+    form: Form = "exact" if problem.head_dim % 4 or problem.v_head_dim % 4 else "any"
+    choice = algorithm.of_layout(layout, head_dim=problem.head_dim, v_head_dim=problem.v_head_dim, form=form)
+    choice = algorithm.for_problem(choice, problem, profile, guard)
     return Contender(label=f"{algorithm.name} {layout}", recipe=choice.recipe(problem, profile))
 
 

@@ -20,7 +20,7 @@ MAX_PIPELINES = 256
 _LAYOUT = {"read": "read-only-storage", "read_write": "storage", "uniform": "uniform"}
 _COMPUTE_STAGE = 4
 
-Key = tuple[str, str, bool]
+Key = tuple[str, str, bool, tuple[tuple[str, int], ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +99,12 @@ class Pipelines:
             raise DeviceError(
                 f"{rendered.name}: everything on this device is unchecked, and the variant has not passed validation"
             )
-        return rendered.name, rendered.wgsl, unchecked and self._by_module
+        return rendered.name, rendered.wgsl, unchecked and self._by_module, tuple(rendered.values.items())
 
     def _check(self, rendered: RenderedVariant) -> None:
+        missing = [constant.name for constant in rendered.constants if constant.name not in rendered.values]
+        if missing:
+            raise DeviceError(f"{rendered.name} has no value for {', '.join(missing)}: specialised(problem) gives it one")
         lacking = rendered.shortfalls(self._profile)
         if lacking:
             raise DeviceError(f"{rendered.name} does not fit {self._profile.name}: {'; '.join(lacking)}")
@@ -123,7 +126,7 @@ class Pipelines:
             made = getattr(raw, f"create_compute_pipeline{how}")(
                 label=rendered.name,
                 layout=raw.create_pipeline_layout(label=rendered.name, bind_group_layouts=[layout]),
-                compute={"module": module, "entry_point": rendered.entry_point},
+                compute={"module": module, "entry_point": rendered.entry_point, "constants": dict(rendered.values)},
             )
         except self._errors as error:
             self._refused(rendered, code, error)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+from ..errors import ArgumentError
 from ..plain import from_plain, to_plain
 from ..profile import DeviceProfile, Limits
 from .quirks import Described, quirks_of
@@ -119,6 +120,26 @@ class Dispatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Constant:
+    """A pipeline-overridable constant of the text: which of a problem's sizes it is, and what that size may be.
+
+    The text declares it without a default (``override HEAD_DIM: u32;``), so that a forgotten value is an error.
+    """
+
+    name: str
+    size: str
+    least: int
+    most: int
+    multiple: int
+
+    def fault(self, value: int) -> str:
+        """Why the text does not serve this size; empty where it does."""
+        if self.least <= value <= self.most and value % self.multiple == 0:
+            return ""
+        return f"a {self.size} of {value}; it takes multiples of {self.multiple} from {self.least} to {self.most}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Serves:
     """Which problems a variant is for: mask modes, head dims from least to most, lengths up to ``max_seq``."""
 
@@ -152,12 +173,30 @@ class RenderedVariant:
     workgroup_size: tuple[int, int, int]
     workgroup_bytes: int
     bindings: tuple[Binding, ...]
+    constants: tuple[Constant, ...] = ()
     extensions: tuple[str, ...] = ()
     features: tuple[str, ...] = ()
     dispatch_data: Dispatch = field(metadata={"json": "dispatch"})
+    values: Mapping[str, int] = field(default_factory=dict, metadata={"json": None})
+    """Of the constants, by name; ``specialised`` gives them."""
 
     def __hash__(self) -> int:
-        return hash((self.name, self.wgsl))
+        return hash((self.name, self.wgsl, *self.values.items()))
+
+    def specialised(self, problem: HasSizes | Mapping[str, int]) -> RenderedVariant:
+        """The same text with its constants' values for a ``Problem``, or for a mapping of sizes; without constants, itself.
+
+        Raises ``ArgumentError`` that names a size that is missing, or that the text does not serve.
+        """
+        if not self.constants:
+            return self
+        sizes = problem if isinstance(problem, Mapping) else problem.sizes
+        for constant in self.constants:
+            if constant.size not in sizes:
+                raise ArgumentError(constant.size, "nothing", f"a value for the constant {constant.name} of {self.name}")
+            if fault := constant.fault(sizes[constant.size]):
+                raise ArgumentError(constant.size, sizes[constant.size], f"what {self.name} is for: {fault.partition('; ')[2]}")
+        return replace(self, values={constant.name: sizes[constant.size] for constant in self.constants})
 
     def as_json(self) -> dict[str, Any]:
         """All of it as plain data."""

@@ -14,14 +14,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..problem.problem import MAX_HEAD_DIM
-from .facts import Binding, Count, Dispatch, Serves, Word, WorkgroupArray, f32, u32
+from .facts import Binding, Constant, Count, Dispatch, Serves, Word, WorkgroupArray, f32, u32
 from .tiled_reductions import ALL_MASKS, PARTS, SIZES, STRIP, call, slopes, storage, stride_words, terms_type
 from .variant import Rule, Variant, param
 
 DIM_RULE = Rule(
-    lambda v: 1 <= v.head_dim <= MAX_HEAD_DIM and v.v_head_dim <= MAX_HEAD_DIM,
-    f"head_dim {{head_dim}} or v_head_dim {{v_head_dim}} is outside 1 to {MAX_HEAD_DIM}",
+    lambda v: v.head_dim <= MAX_HEAD_DIM and v.v_head_dim <= MAX_HEAD_DIM and (v.head_dim or not (v.v_head_dim or v.at_most)),
+    f"head_dim {{head_dim}} or v_head_dim {{v_head_dim}} is outside 1 to {MAX_HEAD_DIM} (head_dim 0 leaves both to the pipeline)",
 )
+HEAD_DIMS = {
+    size: Constant(name=size.upper(), size=size, least=4, most=MAX_HEAD_DIM, multiple=4) for size in ("head_dim", "v_head_dim")
+}
+"""What a text without head dims of its own leaves to the pipeline."""
 THREADS_RULE = Rule(
     lambda v: v.rows % v.row_reg == 0 and v.cols % v.col_reg == 0 and 32 <= v.workgroup_size <= 1024,
     "a block of {rows} × {cols} does not divide into {row_reg} × {col_reg} a thread, or not into 32 to 1024 threads",
@@ -37,7 +41,9 @@ class _TiledVariant(Variant):
     row_reg: int = param("rr", "rows in one thread's registers", values=(2, 4, 8))
     col_reg: int = param("cr", "columns in one thread's registers", values=(2, 4, 8))
     chunk: int = param("chunk", "of the summed axis, staged in workgroup memory at a time", values=(8, 16, 32, 64))
-    head_dim: int = param("d", "head_dim: a constant, or with at_most the bound of what comes in call", tuned=False)
+    head_dim: int = param(
+        "d", "head_dim: a constant, 0 where the pipeline gives it, or with at_most the bound of what comes in call", tuned=False
+    )
     v_head_dim: int = param("v", "v_head_dim where it differs from head_dim", default=0, tuned=False)
     at_most: bool = param(
         "", "head dims are bounds, the real ones come in call", values=(False, True), default=False, tuned=False
@@ -50,12 +56,23 @@ class _TiledVariant(Variant):
 
     @property
     def summary(self) -> str:
-        bound = f" d≤{self.head_dim}" if self.at_most else ""
+        bound = f" d≤{self.head_dim}" if self.at_most else "" if self.head_dim else " any d"
         more = self.in_words("rows", "cols", "row_reg", "col_reg")
         return f"{self.rows}×{self.cols} {self.row_reg}×{self.col_reg} {more}{bound}"
 
     def tag(self, field: str, tag: str) -> str:
+        if field == "head_dim" and not self.head_dim:
+            return ""
         return tag + "max" if field in ("head_dim", "v_head_dim") and self.at_most else tag
+
+    @property
+    def constants(self) -> tuple[Constant, ...]:
+        return () if self.head_dim else tuple(HEAD_DIMS[size] for size in self.sizes_read)
+
+    @property
+    def sizes_read(self) -> tuple[str, ...]:
+        """The head dims that the kernel's text needs."""
+        return tuple(HEAD_DIMS)
 
     @property
     def v_dim(self) -> int:
@@ -88,6 +105,7 @@ class _TiledVariant(Variant):
             "threads": self.workgroup_size,
             "col_threads": self.col_threads,
             "v_dim": self.v_dim,
+            "any_dim": not self.head_dim,
             "vectorised": self.vectorised,
         }
 
@@ -102,6 +120,8 @@ class _TiledVariant(Variant):
 
     @property
     def serves(self) -> Serves:
+        if not self.head_dim:
+            return Serves(masks=ALL_MASKS, head_dim=(4, MAX_HEAD_DIM))
         return Serves(masks=ALL_MASKS, head_dim=(1 if self.at_most else self.head_dim, self.head_dim))
 
 
@@ -248,6 +268,10 @@ class AttentionDq(_TiledVariant):
 
     query_rows: int = param("qrows", "queries of a block of intervals", values=(16, 32, 64, 128, 256), follows=True)
     key_cols: int = param("kcols", "keys of a block of scores", follows=True)
+
+    @property
+    def sizes_read(self) -> tuple[str, ...]:
+        return ("head_dim",)
 
     @property
     def row_stride(self) -> int:

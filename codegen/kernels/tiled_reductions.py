@@ -101,9 +101,6 @@ class AttentionRows(Variant):
     template: ClassVar[str] = "tiled/attention_rows.wgsl.j2"
 
     wg: int = param("wg", "threads of a workgroup", values=(32, 64, 128, 256))
-    rows: int = param("rows", "queries of a block of intervals", values=(16, 32, 64, 128, 256))
-    key_cols: int = param("kcols", "keys of a block of scores", follows=True)
-    span_keys: int = param("span", "keys of one span of the scores kernel")
     given: str = param(
         "", "where D comes from: the scores, o, or the caller", values=("", "o", "delta"), default="", tuned=False
     )
@@ -128,7 +125,7 @@ class AttentionRows(Variant):
             "delta": (storage(4, "delta", "f32"),),
         }[self.given]
         sizes = u32("q_len", "heads", *(("v_head_dim",) if self.given == "o" else ()))
-        strip = u32("slot_first", "row_first", "strip_rows", "spans", "batch")
+        strip = u32("slot_first", "row_first", "strip_rows", "spans", "batch", "query_rows", "key_cols", "span_keys")
         return (
             storage(0, "row_sums", "vec2<f32>"),
             storage(1, "intervals", "vec2<i32>"),

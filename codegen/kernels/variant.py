@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from ..errors import VariantError
 from ..profile import DeviceProfile
-from .facts import Binding, Dispatch, Serves, WorkgroupArray, shortfalls
+from .facts import Binding, Constant, Dispatch, Serves, WorkgroupArray, shortfalls
 
 WORKGROUP_SIZES = (32, 64, 128, 256, 512, 1024)
 
@@ -138,6 +138,11 @@ class Variant:
     @property
     def serves(self) -> Serves:
         raise NotImplementedError
+
+    @property
+    def constants(self) -> tuple[Constant, ...]:
+        """What the text leaves to the pipeline; see ``Constant``."""
+        return ()
 
     @property
     def features(self) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ class Program:
         self.device = device
         self._steps: list[tuple[Step, Pipeline, tuple[int, int, int]]] = []
         for step in recipe.steps:
-            pipeline = device.pipeline(rendered(step.variant), unchecked=may_run_unchecked(step.variant))
+            pipeline = device.pipeline(rendered(step.variant, recipe.problem), unchecked=may_run_unchecked(step.variant))
             self._steps.append((step, pipeline, step.workgroups(recipe.problem)))
         self._sizes = {name: size for name, size in recipe.buffer_bytes().items() if name not in recipe.scratch}
         limits = device.profile.limits

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from ..kernels.facts import RenderedVariant
+from collections.abc import Mapping
+
+from ..kernels.facts import HasSizes, RenderedVariant
 from ..kernels.variant import Variant
 from ..selection import catalog
 from . import manifest
 
 
-def rendered(variant: Variant) -> RenderedVariant:
-    """The variant's text and facts: from ``generated/`` where it is checked in, else rendered now (which needs Jinja2)."""
-    if may_run_unchecked(variant) and variant.name in manifest.entries():
-        return manifest.load(variant.name)
-    from .render import render
+def rendered(variant: Variant, problem: HasSizes | Mapping[str, int] | None = None) -> RenderedVariant:
+    """The variant's text and facts: from ``generated/`` where it is checked in, else rendered now (which needs Jinja2).
 
-    return render(variant)
+    With a problem, or a mapping of its sizes, the text's constants have their values.
+    """
+    if may_run_unchecked(variant) and variant.name in manifest.entries():
+        text = manifest.load(variant.name)
+    else:
+        from .render import render
+
+        text = render(variant)
+    return text if problem is None else text.specialised(problem)
 
 
 def may_run_unchecked(variant: Variant) -> bool:

@@ -61,7 +61,7 @@ def render(variant: Variant) -> RenderedVariant:
         "workgroup_size": (variant.workgroup_size, 1, 1),
         "dispatch_data": variant.dispatch,
     }
-    names = (field.name for field in dataclasses.fields(RenderedVariant))
+    names = (field.name for field in dataclasses.fields(RenderedVariant) if field.name != "values")
     return RenderedVariant(**{name: own[name] if name in own else getattr(variant, name) for name in names})
 
 

@@ -275,10 +275,13 @@ def restore(row: Row, problem: Problem, guard: str = "zero", *, checked_in: Iter
 
     ``checked_in`` names the kernels that may run without bounds checks: a row that was measured so holds for those only.
     """
-    choice = Choice.from_json(row.choice).suited(problem, guard)
+    choice = Choice.from_json(row.choice)
     if row.measured.get("unchecked") and checked_in is not None:
-        plain = Choice.from_json(row.choice)
-        strange = [variant.name for variant in plain.kernels if variant.name not in checked_in]
-        if strange:
-            raise VariantError(strange[0], "it was timed without bounds checks, but is not checked in and would run with them")
-    return choice
+        known = set(checked_in)
+        forms = (choice, choice.of.for_any_problem(choice))
+        fitting = [form for form in forms if known.issuperset(variant.name for variant in form.kernels)]
+        if not fitting:
+            strange = next(variant.name for variant in choice.kernels if variant.name not in known)
+            raise VariantError(strange, "it was timed without bounds checks, but is not checked in and would run with them")
+        choice = fitting[0]
+    return choice.suited(problem, guard)

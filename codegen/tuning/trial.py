@@ -108,11 +108,12 @@ class Bench:
 
     def compile(self, candidates: Iterable[Candidate]) -> None:
         """Compiles what several candidates need, side by side. What fails will fail by itself again."""
-        variants = {v: None for c in candidates for recipe in (c.recipe, c.small) if recipe for v in recipe.variants}
-        fitting = [v for v in variants if not v.shortfalls(self.device.profile)]
+        recipes = [recipe for c in candidates for recipe in (c.recipe, c.small) if recipe]
+        wanted = {(v, recipe.problem): None for recipe in recipes for v in recipe.variants}
+        fitting = [(v, of) for v, of in wanted if not v.shortfalls(self.device.profile)]
         self._cold = True
         try:
-            self.device.prepare([(rendered(v), may_run_unchecked(v)) for v in fitting], min(BATCH, os.cpu_count() or 1))
+            self.device.prepare([(rendered(v, of), may_run_unchecked(v)) for v, of in fitting], min(BATCH, os.cpu_count() or 1))
         except WgslAttentionError:
             self._raise_if_gone()
 

@@ -84,6 +84,6 @@ def _reductions() -> Iterator[Variant]:
     for documents, kv_lengths in itertools.product(("", "documents", "wholedocuments"), BOTH):
         yield AttentionIntervals(rows=32, documents=documents, kv_lengths=kv_lengths)
     for given, (softcap, alibi) in itertools.product(("", "o", "delta"), TERMS):
-        yield AttentionRows(wg=32, rows=32, key_cols=32, span_keys=64, given=given, softcap=softcap, alibi=alibi)
+        yield AttentionRows(wg=32, given=given, softcap=softcap, alibi=alibi)
     for guard, strided in itertools.product(GUARDS, BOTH):
         yield AttentionReduce(wg=64, guard=guard, strided=strided)

@@ -56,7 +56,7 @@ def recipe(p: Problem, kind: str = "16k", guard: str = "zero", at_most: int = 0)
     if kind == "small":
         return tiled(p, small(p.head_dim, p.v_head_dim, guard))
     dims = (at_most,) if at_most else (p.head_dim, p.v_head_dim)
-    chosen = choice(kind, *dims, at_most=bool(at_most)).suited(p, guard)
+    chosen = choice(kind, *dims, form="at most" if at_most else "exact").suited(p, guard)
     return tiled(p, chosen.replaced(budget=128 << 20))
 
 
