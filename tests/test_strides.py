@@ -405,7 +405,7 @@ class Stubborn(AttentionDq):
     @property
     def bindings(self) -> tuple[Binding, ...]:
         *rest, words = AttentionDq.bindings.fget(self)  # type: ignore[attr-defined]
-        return (*rest, replace(words, words=tuple(w for w in words.words if not w.name.startswith(("k_", "d_q_")))))
+        return (*rest, replace(words, words=tuple(w for w in words.words if not w.name.startswith(("k.", "d_q")))))
 
 
 def test_a_kernel_without_the_words_is_refused(wgpu: Device) -> None:

@@ -116,7 +116,7 @@ def _stray(step: Step, problem: Problem) -> Iterator[str]:
         if name not in strided:
             continue
         words = {word.name for b in step.variant.bindings for word in b.words}
-        if f"{binding.role}_row" not in words:
+        if f"{binding.role}.row" not in words:
             yield f"{step.variant.name}: it takes {name} without gaps only, not {strided[name]}"
         elif "vec4" in binding.type and not strided[name].multiples_of(4):
             yield f"{step.variant.name}: it takes {name} by vec4, and not every number of {strided[name]} is a multiple of 4"

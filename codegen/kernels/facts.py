@@ -71,6 +71,11 @@ class Binding:
         return 16 * int(count) if self.access == "uniform" and self.type.startswith("array<vec4") else 0
 
     @property
+    def members(self) -> dict[str, str]:
+        """The members of a uniform's struct, name → type: words with a dot in their names are those of a ``Rows``."""
+        return {word.name.partition(".")[0]: "Rows" if "." in word.name else word.type for word in self.words}
+
+    @property
     def address_space(self) -> str:
         """As WGSL writes it between ``var<`` and ``>``."""
         return "uniform" if self.access == "uniform" else f"storage, {self.access}"

@@ -15,7 +15,8 @@ from typing import ClassVar
 
 from ..problem.problem import MAX_HEAD_DIM
 from .facts import Binding, Constant, Count, Dispatch, Serves, Word, WorkgroupArray, f32, u32
-from .tiled_reductions import ALL_MASKS, PARTS, SIZES, STRIP, call, slopes, storage, stride_words, terms_type
+from .tiled_reductions import ALL_MASKS, slopes, storage, terms_type
+from .uniform_words import SIZES, STRIP, call, stride_words
 from .variant import Rule, Variant, param
 
 DIM_RULE = Rule(
@@ -223,8 +224,7 @@ class AttentionDkdv(_TiledVariant):
                 *f32("scale"),
                 *STRIP,
                 *u32("strip_slots", "batch"),
-                *PARTS,
-                *u32("add_k", "add_v"),
+                *u32("head_parts", "query_parts", "add_k", "add_v"),
                 *stride_words("q", "d_o"),
                 *stride_words("d_k", "d_v", parts=True),
                 *self.cap_words,

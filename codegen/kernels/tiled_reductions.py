@@ -7,13 +7,11 @@ from typing import ClassVar
 
 from ..problem.mask import Interval
 from ..problem.problem import MAX_HEAD_DIM
-from .facts import Binding, Count, Dispatch, Serves, Word, WorkgroupArray, i32, u32
+from .facts import Binding, Count, Dispatch, Serves, WorkgroupArray, i32, u32
+from .uniform_words import call, stride_words
 from .variant import Variant, param
 
 ALL_MASKS = ("full", "causal", "documents", "window", "prefix")
-SIZES = u32("q_len", "kv_len", "heads", "kv_heads")
-STRIP = u32("slot_first", "row_first", "strip_rows", "key_stride")
-PARTS = u32("head_parts", "query_parts")
 MAX_ALIBI_HEADS = 256
 """What the slopes' uniform holds."""
 MASK_TERMS = i32(*Interval().words)
@@ -28,19 +26,9 @@ def slopes(binding: int) -> Binding:
     return Binding(binding=binding, name="slopes", type=type_, access="uniform", role="alibi_slopes")
 
 
-def stride_words(*names: str, parts: bool = False) -> tuple[Word, ...]:
-    """Words of ``call`` that place these tensors; with ``parts`` they may also be parts, one after another."""
-    numbers = ("offset", "batch", "row", "head", *(("part",) if parts else ()))
-    return u32(*(f"{name}_{number}" for name in names for number in numbers))
-
-
 def terms_type(softcap: bool) -> str:
     """(factor, D), and for a softcap's derivative (factor, D, lse, slope)."""
     return "vec4<f32>" if softcap else "vec2<f32>"
-
-
-def call(binding: int, *words: Word) -> Binding:
-    return Binding(binding=binding, name="call", type="Call", access="uniform", role="call", words=words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

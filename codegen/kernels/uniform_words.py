@@ -1,4 +1,8 @@
-"""What goes into the kernels' uniforms: 32-bit words by the names that bindings give them."""
+"""What goes into the kernels' uniforms: 32-bit words, and their values by the names that bindings give them.
+
+A tensor is placed by four words, ``q.offset``, ``q.batch``, ``q.row`` and ``q.head``, which WGSL reads as members of one struct:
+``call.q.offset``. To a host they are words like all others.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,24 @@ import numpy as np
 
 from ..problem.problem import Problem
 from ..problem.strides import Strides
-from .facts import Binding
+from .facts import Binding, Word, u32
 
 DTYPES = {"u32": np.uint32, "i32": np.int32, "f32": np.float32}
+SIZES = u32("q_len", "kv_len", "heads", "kv_heads")
+STRIP = u32("slot_first", "row_first", "strip_rows", "key_stride")
+
+
+def stride_words(*names: str, parts: bool = False) -> tuple[Word, ...]:
+    """Words that place these tensors; with ``parts`` they may be parts, one after another, ``<name>_part`` elements apart."""
+    placed = u32(*(f"{name}.{number}" for name in names for number in ("offset", "batch", "row", "head")))
+    return (*placed, *u32(*(f"{name}_part" for name in names if parts)))
+
+
+def call(binding: int, *words: Word) -> Binding:
+    """The uniform of a tiled kernel. Structs in it must begin at multiples of 16 bytes: the words of tensors come first."""
+    placed = tuple(word for word in words if "." in word.name)
+    others = tuple(word for word in words if "." not in word.name)
+    return Binding(binding=binding, name="call", type="Call", access="uniform", role="call", words=(*placed, *others))
 
 
 def uniform_values(problem: Problem) -> dict[str, float | int]:
@@ -24,9 +43,9 @@ def uniform_values(problem: Problem) -> dict[str, float | int]:
 
 
 def stride_values(role: str, strides: Strides, part: int = 0) -> dict[str, int]:
-    """The words that place a tensor, as ``tiled_reductions.stride_words`` names them; ``part`` is from part to part."""
-    numbers = {"offset": strides.offset, "batch": strides.batch, "row": strides.row, "head": strides.head, "part": part}
-    return {f"{role}_{name}": number for name, number in numbers.items()}
+    """The words that place a tensor, by the names that ``stride_words`` gives them; ``part`` is from part to part."""
+    numbers = {"offset": strides.offset, "batch": strides.batch, "row": strides.row, "head": strides.head}
+    return {**{f"{role}.{name}": number for name, number in numbers.items()}, f"{role}_part": part}
 
 
 def pack_words(binding: Binding, values: Mapping[str, float | int]) -> np.ndarray[Any, np.dtype[np.uint32]]:

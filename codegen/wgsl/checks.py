@@ -7,6 +7,7 @@ and workgroup bytes are counted here, from the text. ``check`` returns findings;
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import Counter
@@ -25,6 +26,7 @@ _MAX_INTEGER = {"u": 2**32 - 1, "i": 2**31 - 1, "": 2**63 - 1}
 RULES = {
     "parses": "the text reads as WGSL",
     "bindings": "the text's bindings are the manifest's: number, name, address space, access and type",
+    "words": "a uniform struct's members are the manifest's words, without padding, and a struct in it begins at a multiple of 16",
     "names": "no name is declared twice, and no binding number",
     "entry-point": "the entry point is there, and it is a compute shader",
     "threads": "@workgroup_size is the manifest's",
@@ -82,6 +84,7 @@ def check(rendered: RenderedVariant) -> tuple[Finding, ...]:
         module = parse(rendered.wgsl)
         findings = [
             *_bindings(rendered, module),
+            *_words(rendered, module),
             *_names(module),
             *_entry_point(rendered, module),
             *_workgroup_bytes(rendered, module),
@@ -118,6 +121,31 @@ def _bindings(rendered: RenderedVariant, module: Module) -> list[Finding]:
 
 def _show(binding: tuple[str, str, str] | None) -> str:
     return f"var<{binding[1]}> {binding[0]}: {binding[2]}" if binding else "missing"
+
+
+def _words(rendered: RenderedVariant, module: Module) -> list[Finding]:
+    findings = []
+    lines = {v.name: v.line for v in module.variables}
+    for b in rendered.bindings:
+        if not b.words or b.type not in module.structs:
+            continue
+        listed = [(word.name, word.type, 4 * i) for i, word in enumerate(b.words)]
+        found = list(module.words(b.type))
+        for have, want in itertools.zip_longest(found, listed, fillvalue=("nothing", "", 0)):
+            if have != want:
+                message = f"{b.name} holds {_word(have)} in the text and {_word(want)} in the manifest"
+                findings.append(Finding(rule="words", line=lines.get(b.name, 0), message=message))
+                break
+        for name, type_text in module.structs[b.type]:
+            first = next((at for path, _, at in found if path.startswith(f"{name}.")), 0)
+            if type_text in module.structs and first % 16:
+                message = f"{name} of {b.type} begins at byte {first}"
+                findings.append(Finding(rule="words", line=lines.get(b.name, 0), message=message))
+    return findings
+
+
+def _word(word: tuple[str, str, int]) -> str:
+    return f"{word[0]}: {word[1]} at byte {word[2]}" if word[1] else word[0]
 
 
 def _names(module: Module) -> list[Finding]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..errors import ArgumentError
@@ -107,6 +107,18 @@ class Module:
                 end, largest = round_up(end, align) + size, max(largest, align)
             return round_up(end, largest), largest
         raise ArgumentError("type", repr(text), "a type of fixed size")
+
+    def words(self, struct: str, path: str = "", start: int = 0) -> Iterator[tuple[str, str, int]]:
+        """What a struct holds in the end: path, type and byte of each member, those of structs in it one by one."""
+        end = start
+        for name, member in self.structs[struct]:
+            size, align = self.layout(member)
+            at = round_up(end, align)
+            if member in self.structs:
+                yield from self.words(member, f"{path}{name}.", at)
+            else:
+                yield f"{path}{name}", member, at
+            end = at + size
 
     def stride(self, text: str) -> int | None:
         """Bytes from one element of an array type to the next; None for another type."""

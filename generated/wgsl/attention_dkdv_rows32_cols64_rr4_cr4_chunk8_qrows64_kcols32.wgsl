@@ -22,7 +22,19 @@ const SUM_ROWS: u32 = 256u;  // queries in one chain of additions
 override HEAD_DIM: u32;  // channels, a multiple of 4
 override V_HEAD_DIM: u32;  // channels, a multiple of 4
 
+// Where a tensor's rows lie, in numbers of 4 bytes: the first one, and how far apart batch entries, positions and heads are
+struct Rows {
+    offset: u32,
+    batch: u32,
+    row: u32,
+    head: u32,
+}
+
 struct Call {
+    q: Rows,
+    d_o: Rows,
+    d_k: Rows,
+    d_v: Rows,
     q_len: u32,
     kv_len: u32,
     heads: u32,
@@ -38,23 +50,7 @@ struct Call {
     query_parts: u32,
     add_k: u32,
     add_v: u32,
-    q_offset: u32,
-    q_batch: u32,
-    q_row: u32,
-    q_head: u32,
-    d_o_offset: u32,
-    d_o_batch: u32,
-    d_o_row: u32,
-    d_o_head: u32,
-    d_k_offset: u32,
-    d_k_batch: u32,
-    d_k_row: u32,
-    d_k_head: u32,
     d_k_part: u32,
-    d_v_offset: u32,
-    d_v_batch: u32,
-    d_v_row: u32,
-    d_v_head: u32,
     d_v_part: u32,
 }
 
@@ -111,30 +107,30 @@ fn base_of(hull: vec4<i32>) -> u32 {
 }
 
 fn q_start(batch: u32, head: u32) -> u32 {
-    return (call.q_offset + batch * call.q_batch + head * call.q_head) / 4u;
+    return (call.q.offset + batch * call.q.batch + head * call.q.head) / 4u;
 }
 
 fn read_q(start: u32, position: u32, channel: u32) -> vec4<f32> {
     if (position >= call.q_len || channel >= HEAD_DIM / 4u) {
         return vec4<f32>();
     }
-    return q[start + position * (call.q_row / 4u) + channel];
+    return q[start + position * (call.q.row / 4u) + channel];
 }
 
 fn d_o_start(batch: u32, head: u32) -> u32 {
-    return (call.d_o_offset + batch * call.d_o_batch + head * call.d_o_head) / 4u;
+    return (call.d_o.offset + batch * call.d_o.batch + head * call.d_o.head) / 4u;
 }
 
 fn read_d_o(start: u32, position: u32, channel: u32) -> vec4<f32> {
     if (position >= call.q_len || channel >= V_HEAD_DIM / 4u) {
         return vec4<f32>();
     }
-    return d_o[start + position * (call.d_o_row / 4u) + channel];
+    return d_o[start + position * (call.d_o.row / 4u) + channel];
 }
 
 fn d_k_row_at(part: u32, batch: u32, position: u32, head: u32) -> u32 {
-    let first = call.d_k_offset + part * call.d_k_part + batch * call.d_k_batch;
-    return (first + position * call.d_k_row + head * call.d_k_head) / 4u;
+    let first = call.d_k.offset + part * call.d_k_part + batch * call.d_k.batch;
+    return (first + position * call.d_k.row + head * call.d_k.head) / 4u;
 }
 
 fn write_d_k(row: u32, channel: u32, x: vec4<f32>, add: bool) {
@@ -150,8 +146,8 @@ fn write_d_k(row: u32, channel: u32, x: vec4<f32>, add: bool) {
 }
 
 fn d_v_row_at(part: u32, batch: u32, position: u32, head: u32) -> u32 {
-    let first = call.d_v_offset + part * call.d_v_part + batch * call.d_v_batch;
-    return (first + position * call.d_v_row + head * call.d_v_head) / 4u;
+    let first = call.d_v.offset + part * call.d_v_part + batch * call.d_v.batch;
+    return (first + position * call.d_v.row + head * call.d_v.head) / 4u;
 }
 
 fn write_d_v(row: u32, channel: u32, x: vec4<f32>, add: bool) {

@@ -21,7 +21,17 @@ const QUERY_ROWS: u32 = 128u;  // queries of a block of intervals
 const KEY_COLS: u32 = 128u;  // keys of a block of scores
 override HEAD_DIM: u32;  // channels, a multiple of 4
 
+// Where a tensor's rows lie, in numbers of 4 bytes: the first one, and how far apart batch entries, positions and heads are
+struct Rows {
+    offset: u32,
+    batch: u32,
+    row: u32,
+    head: u32,
+}
+
 struct Call {
+    k: Rows,
+    d_q: Rows,
     q_len: u32,
     kv_len: u32,
     heads: u32,
@@ -34,14 +44,6 @@ struct Call {
     batch: u32,
     key_parts: u32,
     add_q: u32,
-    k_offset: u32,
-    k_batch: u32,
-    k_row: u32,
-    k_head: u32,
-    d_q_offset: u32,
-    d_q_batch: u32,
-    d_q_row: u32,
-    d_q_head: u32,
     d_q_part: u32,
 }
 
@@ -85,19 +87,19 @@ fn base_of(hull: vec4<i32>) -> u32 {
 }
 
 fn k_start(batch: u32, head: u32) -> u32 {
-    return (call.k_offset + batch * call.k_batch + head * call.k_head) / 4u;
+    return (call.k.offset + batch * call.k.batch + head * call.k.head) / 4u;
 }
 
 fn read_k(start: u32, position: u32, channel: u32) -> vec4<f32> {
     if (position >= call.kv_len || channel >= HEAD_DIM / 4u) {
         return vec4<f32>();
     }
-    return k[start + position * (call.k_row / 4u) + channel];
+    return k[start + position * (call.k.row / 4u) + channel];
 }
 
 fn d_q_row_at(part: u32, batch: u32, position: u32, head: u32) -> u32 {
-    let first = call.d_q_offset + part * call.d_q_part + batch * call.d_q_batch;
-    return (first + position * call.d_q_row + head * call.d_q_head) / 4u;
+    let first = call.d_q.offset + part * call.d_q_part + batch * call.d_q.batch;
+    return (first + position * call.d_q.row + head * call.d_q.head) / 4u;
 }
 
 fn write_d_q(row: u32, channel: u32, x: vec4<f32>, add: bool) {

@@ -21,7 +21,17 @@ const ROW_STRIDE: u32 = CHUNK_VECS + 1u;  // one vec4 of padding keeps the rows 
 const QUERY_ROWS: u32 = 64u;  // queries of a block of intervals
 const KEY_COLS: u32 = 64u;  // keys of a block of scores
 
+// Where a tensor's rows lie, in numbers of 4 bytes: the first one, and how far apart batch entries, positions and heads are
+struct Rows {
+    offset: u32,
+    batch: u32,
+    row: u32,
+    head: u32,
+}
+
 struct Call {
+    k: Rows,
+    d_q: Rows,
     q_len: u32,
     kv_len: u32,
     heads: u32,
@@ -35,14 +45,6 @@ struct Call {
     batch: u32,
     key_parts: u32,
     add_q: u32,
-    k_offset: u32,
-    k_batch: u32,
-    k_row: u32,
-    k_head: u32,
-    d_q_offset: u32,
-    d_q_batch: u32,
-    d_q_row: u32,
-    d_q_head: u32,
     d_q_part: u32,
 }
 
@@ -86,22 +88,22 @@ fn base_of(hull: vec4<i32>) -> u32 {
 }
 
 fn k_start(batch: u32, head: u32) -> u32 {
-    return call.k_offset + batch * call.k_batch + head * call.k_head;
+    return call.k.offset + batch * call.k.batch + head * call.k.head;
 }
 
 fn read_k(start: u32, position: u32, channel: u32) -> vec4<f32> {
     var x = vec4<f32>();
     if (position < call.kv_len) {
         for (var i = 0u; i < 4u && channel * 4u + i < call.head_dim; i++) {
-            x[i] = k[start + position * call.k_row + channel * 4u + i];
+            x[i] = k[start + position * call.k.row + channel * 4u + i];
         }
     }
     return x;
 }
 
 fn d_q_row_at(part: u32, batch: u32, position: u32, head: u32) -> u32 {
-    let first = call.d_q_offset + part * call.d_q_part + batch * call.d_q_batch;
-    return first + position * call.d_q_row + head * call.d_q_head;
+    let first = call.d_q.offset + part * call.d_q_part + batch * call.d_q.batch;
+    return first + position * call.d_q.row + head * call.d_q.head;
 }
 
 fn write_d_q(row: u32, channel: u32, x: vec4<f32>, add: bool) {

@@ -6,17 +6,22 @@
 
 const WG: u32 = 128u;
 
+// Where a tensor's rows lie, in numbers of 4 bytes: the first one, and how far apart batch entries, positions and heads are
+struct Rows {
+    offset: u32,
+    batch: u32,
+    row: u32,
+    head: u32,
+}
+
 struct Call {
+    total: Rows,
     count: u32,
     parts: u32,
     add: u32,
     total_dim: u32,
     total_heads: u32,
     total_length: u32,
-    total_offset: u32,
-    total_batch: u32,
-    total_row: u32,
-    total_head: u32,
 }
 
 @group(0) @binding(0) var<storage, read> parts_of: array<f32>;
@@ -45,7 +50,7 @@ fn attention_reduce(@builtin(global_invocation_id) thread: vec3<u32>, @builtin(n
     let batch = row / call.total_heads / call.total_length;
     let position = row / call.total_heads % call.total_length;
     let head = row % call.total_heads;
-    let first = call.total_offset + batch * call.total_batch + position * call.total_row + head * call.total_head;
+    let first = call.total.offset + batch * call.total.batch + position * call.total.row + head * call.total.head;
     let at = first + i % call.total_dim;
     if (call.add != 0u) {
         total[at] = guard_result(total[at] + guard_result(sum));

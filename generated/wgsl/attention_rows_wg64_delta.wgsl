@@ -11,7 +11,17 @@ const WG: u32 = 64u;
 const ROUNDING: f32 = 0.0009765625;  // no Σ P is as far from 1 by rounding alone
 const SCORE_ROUNDING: f32 = 9.5367431640625e-07;  // what rounding does to a score, relative to its size
 
+// Where a tensor's rows lie, in numbers of 4 bytes: the first one, and how far apart batch entries, positions and heads are
+struct Rows {
+    offset: u32,
+    batch: u32,
+    row: u32,
+    head: u32,
+}
+
 struct Call {
+    delta: Rows,
+    lse: Rows,
     q_len: u32,
     heads: u32,
     slot_first: u32,
@@ -22,14 +32,6 @@ struct Call {
     query_rows: u32,
     key_cols: u32,
     span_keys: u32,
-    delta_offset: u32,
-    delta_batch: u32,
-    delta_row: u32,
-    delta_head: u32,
-    lse_offset: u32,
-    lse_batch: u32,
-    lse_row: u32,
-    lse_head: u32,
 }
 
 @group(0) @binding(0) var<storage, read> row_sums: array<vec2<f32>>;
@@ -79,7 +81,7 @@ fn attention_rows(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             sum += row_sums[at * call.spans + span];
         }
     }
-    let row_lse = lse[call.lse_offset + batch * call.lse_batch + query * call.lse_row + head * call.lse_head];
+    let row_lse = lse[call.lse.offset + batch * call.lse.batch + query * call.lse.row + head * call.lse.head];
 
     // Recomputed scores and the lse differ by rounding, so that Σ P is 1 + ε with one ε for the whole row, and division by Σ P
     // cancels it in dP − D. This corrects rounding only: an lse that covers more keys than these (a sink, keys held elsewhere)
@@ -89,6 +91,6 @@ fn attention_rows(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     let limit = min(ROUNDING, SCORE_ROUNDING * (16.0 + abs(row_lse)));
     let rounding = is_finite(sum.x) & (abs(sum.x - 1.0) <= limit);
     let sum_p = select(1.0, sum.x, rounding);
-    let row_delta = delta[call.delta_offset + batch * call.delta_batch + query * call.delta_row + head * call.delta_head];
+    let row_delta = delta[call.delta.offset + batch * call.delta.batch + query * call.delta.row + head * call.delta.head];
     row_terms[at] = vec2<f32>(1.0 / sum_p, row_delta);
 }

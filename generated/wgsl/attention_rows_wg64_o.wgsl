@@ -13,7 +13,18 @@ const WG: u32 = 64u;
 const ROUNDING: f32 = 0.0009765625;  // no Σ P is as far from 1 by rounding alone
 const SCORE_ROUNDING: f32 = 9.5367431640625e-07;  // what rounding does to a score, relative to its size
 
+// Where a tensor's rows lie, in numbers of 4 bytes: the first one, and how far apart batch entries, positions and heads are
+struct Rows {
+    offset: u32,
+    batch: u32,
+    row: u32,
+    head: u32,
+}
+
 struct Call {
+    o: Rows,
+    d_o: Rows,
+    lse: Rows,
     q_len: u32,
     heads: u32,
     v_head_dim: u32,
@@ -25,18 +36,6 @@ struct Call {
     query_rows: u32,
     key_cols: u32,
     span_keys: u32,
-    o_offset: u32,
-    o_batch: u32,
-    o_row: u32,
-    o_head: u32,
-    d_o_offset: u32,
-    d_o_batch: u32,
-    d_o_row: u32,
-    d_o_head: u32,
-    lse_offset: u32,
-    lse_batch: u32,
-    lse_row: u32,
-    lse_head: u32,
 }
 
 @group(0) @binding(0) var<storage, read> row_sums: array<vec2<f32>>;
@@ -52,11 +51,11 @@ fn is_finite(x: f32) -> bool {
 }
 
 fn o_start(batch: u32, head: u32) -> u32 {
-    return call.o_offset + batch * call.o_batch + head * call.o_head;
+    return call.o.offset + batch * call.o.batch + head * call.o.head;
 }
 
 fn d_o_start(batch: u32, head: u32) -> u32 {
-    return call.d_o_offset + batch * call.d_o_batch + head * call.d_o_head;
+    return call.d_o.offset + batch * call.d_o.batch + head * call.d_o.head;
 }
 
 // The hull of a block of queries: least lo, greatest lo, least hi, greatest hi.
@@ -95,7 +94,7 @@ fn attention_rows(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             sum += row_sums[at * call.spans + span];
         }
     }
-    let row_lse = lse[call.lse_offset + batch * call.lse_batch + query * call.lse_row + head * call.lse_head];
+    let row_lse = lse[call.lse.offset + batch * call.lse.batch + query * call.lse.row + head * call.lse.head];
 
     // Recomputed scores and the lse differ by rounding, so that Σ P is 1 + ε with one ε for the whole row, and division by Σ P
     // cancels it in dP − D. This corrects rounding only: an lse that covers more keys than these (a sink, keys held elsewhere)
@@ -107,8 +106,8 @@ fn attention_rows(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     let sum_p = select(1.0, sum.x, rounding);
     var row_delta = sum.y / sum_p;
     if (!rounding) {
-        let o_row = o_start(batch, head) + query * call.o_row;
-        let d_o_row = d_o_start(batch, head) + query * call.d_o_row;
+        let o_row = o_start(batch, head) + query * call.o.row;
+        let d_o_row = d_o_start(batch, head) + query * call.d_o.row;
         var terms = vec4<f32>();
         for (var c = 0u; c < call.v_head_dim; c += 4u) {
             for (var i = 0u; i < min(4u, call.v_head_dim - c); i++) {

@@ -20,7 +20,20 @@ const COL_TILE: u32 = ROWS * ROW_STRIDE;  // where the keys' rows begin in tile
 override HEAD_DIM: u32;  // channels, a multiple of 4
 override V_HEAD_DIM: u32;  // channels, a multiple of 4
 
+// Where a tensor's rows lie, in numbers of 4 bytes: the first one, and how far apart batch entries, positions and heads are
+struct Rows {
+    offset: u32,
+    batch: u32,
+    row: u32,
+    head: u32,
+}
+
 struct Call {
+    q: Rows,
+    k: Rows,
+    v: Rows,
+    d_o: Rows,
+    lse: Rows,
     q_len: u32,
     kv_len: u32,
     heads: u32,
@@ -32,26 +45,6 @@ struct Call {
     key_stride: u32,
     spans: u32,
     batch: u32,
-    q_offset: u32,
-    q_batch: u32,
-    q_row: u32,
-    q_head: u32,
-    k_offset: u32,
-    k_batch: u32,
-    k_row: u32,
-    k_head: u32,
-    v_offset: u32,
-    v_batch: u32,
-    v_row: u32,
-    v_head: u32,
-    d_o_offset: u32,
-    d_o_batch: u32,
-    d_o_row: u32,
-    d_o_head: u32,
-    lse_offset: u32,
-    lse_batch: u32,
-    lse_row: u32,
-    lse_head: u32,
 }
 
 @group(0) @binding(0) var<storage, read> q: array<vec4<f32>>;
@@ -90,47 +83,47 @@ fn base_of(hull: vec4<i32>) -> u32 {
 }
 
 fn q_start(batch: u32, head: u32) -> u32 {
-    return (call.q_offset + batch * call.q_batch + head * call.q_head) / 4u;
+    return (call.q.offset + batch * call.q.batch + head * call.q.head) / 4u;
 }
 
 fn read_q(start: u32, position: u32, channel: u32) -> vec4<f32> {
     if (position >= call.q_len || channel >= HEAD_DIM / 4u) {
         return vec4<f32>();
     }
-    return q[start + position * (call.q_row / 4u) + channel];
+    return q[start + position * (call.q.row / 4u) + channel];
 }
 
 fn k_start(batch: u32, head: u32) -> u32 {
-    return (call.k_offset + batch * call.k_batch + head * call.k_head) / 4u;
+    return (call.k.offset + batch * call.k.batch + head * call.k.head) / 4u;
 }
 
 fn read_k(start: u32, position: u32, channel: u32) -> vec4<f32> {
     if (position >= call.kv_len || channel >= HEAD_DIM / 4u) {
         return vec4<f32>();
     }
-    return k[start + position * (call.k_row / 4u) + channel];
+    return k[start + position * (call.k.row / 4u) + channel];
 }
 
 fn v_start(batch: u32, head: u32) -> u32 {
-    return (call.v_offset + batch * call.v_batch + head * call.v_head) / 4u;
+    return (call.v.offset + batch * call.v.batch + head * call.v.head) / 4u;
 }
 
 fn read_v(start: u32, position: u32, channel: u32) -> vec4<f32> {
     if (position >= call.kv_len || channel >= V_HEAD_DIM / 4u) {
         return vec4<f32>();
     }
-    return v[start + position * (call.v_row / 4u) + channel];
+    return v[start + position * (call.v.row / 4u) + channel];
 }
 
 fn d_o_start(batch: u32, head: u32) -> u32 {
-    return (call.d_o_offset + batch * call.d_o_batch + head * call.d_o_head) / 4u;
+    return (call.d_o.offset + batch * call.d_o.batch + head * call.d_o.head) / 4u;
 }
 
 fn read_d_o(start: u32, position: u32, channel: u32) -> vec4<f32> {
     if (position >= call.q_len || channel >= V_HEAD_DIM / 4u) {
         return vec4<f32>();
     }
-    return d_o[start + position * (call.d_o_row / 4u) + channel];
+    return d_o[start + position * (call.d_o.row / 4u) + channel];
 }
 
 // The block's even keys are staged before its odd keys: a thread then holds pairs of neighbours, and stores four numbers at once.
@@ -191,28 +184,28 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
 
     // This thread's rows: the lse, and Σ P and Σ P·dP over its columns
     let query_0 = min(first_query + row, call.q_len - 1u);
-    let lse_0 = lse[call.lse_offset + batch * call.lse_batch + query_0 * call.lse_row + head * call.lse_head];
+    let lse_0 = lse[call.lse.offset + batch * call.lse.batch + query_0 * call.lse.row + head * call.lse.head];
     var sum_0 = vec2<f32>();
     let query_1 = min(first_query + row + 1u, call.q_len - 1u);
-    let lse_1 = lse[call.lse_offset + batch * call.lse_batch + query_1 * call.lse_row + head * call.lse_head];
+    let lse_1 = lse[call.lse.offset + batch * call.lse.batch + query_1 * call.lse.row + head * call.lse.head];
     var sum_1 = vec2<f32>();
     let query_2 = min(first_query + row + 2u, call.q_len - 1u);
-    let lse_2 = lse[call.lse_offset + batch * call.lse_batch + query_2 * call.lse_row + head * call.lse_head];
+    let lse_2 = lse[call.lse.offset + batch * call.lse.batch + query_2 * call.lse.row + head * call.lse.head];
     var sum_2 = vec2<f32>();
     let query_3 = min(first_query + row + 3u, call.q_len - 1u);
-    let lse_3 = lse[call.lse_offset + batch * call.lse_batch + query_3 * call.lse_row + head * call.lse_head];
+    let lse_3 = lse[call.lse.offset + batch * call.lse.batch + query_3 * call.lse.row + head * call.lse.head];
     var sum_3 = vec2<f32>();
     let query_4 = min(first_query + row + 4u, call.q_len - 1u);
-    let lse_4 = lse[call.lse_offset + batch * call.lse_batch + query_4 * call.lse_row + head * call.lse_head];
+    let lse_4 = lse[call.lse.offset + batch * call.lse.batch + query_4 * call.lse.row + head * call.lse.head];
     var sum_4 = vec2<f32>();
     let query_5 = min(first_query + row + 5u, call.q_len - 1u);
-    let lse_5 = lse[call.lse_offset + batch * call.lse_batch + query_5 * call.lse_row + head * call.lse_head];
+    let lse_5 = lse[call.lse.offset + batch * call.lse.batch + query_5 * call.lse.row + head * call.lse.head];
     var sum_5 = vec2<f32>();
     let query_6 = min(first_query + row + 6u, call.q_len - 1u);
-    let lse_6 = lse[call.lse_offset + batch * call.lse_batch + query_6 * call.lse_row + head * call.lse_head];
+    let lse_6 = lse[call.lse.offset + batch * call.lse.batch + query_6 * call.lse.row + head * call.lse.head];
     var sum_6 = vec2<f32>();
     let query_7 = min(first_query + row + 7u, call.q_len - 1u);
-    let lse_7 = lse[call.lse_offset + batch * call.lse_batch + query_7 * call.lse_row + head * call.lse_head];
+    let lse_7 = lse[call.lse.offset + batch * call.lse.batch + query_7 * call.lse.row + head * call.lse.head];
     var sum_7 = vec2<f32>();
 
     // S_ij = Q_i·K_j
