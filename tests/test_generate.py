@@ -166,7 +166,7 @@ CONTRACT = {
     "attention_backward_short": (7, 4, 2),
     "attention_backward_short_dKdV": (9, 2, 2),
 }
-"""The kernels of the reference's contract whose dispatch is queries or keys, heads and batch."""
+"""The kernels of the original's contract whose dispatch is queries or keys, heads and batch."""
 
 
 @pytest.mark.parametrize("name", [name for name, variant in catalog.checked_in().items() if variant.kernel in CONTRACT])

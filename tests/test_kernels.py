@@ -72,7 +72,7 @@ def check(device: Device, recipe: Recipe, given: Inputs, lse: Array | None = Non
 
 CONTRACT = (AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv, RopeQBackward, RopeKBackward)
 NAMES = [name for name, variant in catalog.checked_in().items() if isinstance(variant, CONTRACT)]
-"""The checked-in variants of the reference's five kernels."""
+"""The checked-in variants of the original's five kernels."""
 
 
 def variant_recipes(variant: Variant) -> list[Recipe]:

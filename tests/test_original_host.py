@@ -1,4 +1,4 @@
-"""A host that was written for the reference file runs a rendered variant in the file's place, for each of its entry points.
+"""A host that was written for the original file runs a rendered variant in the file's place, for each of its entry points.
 
 ``original_host.py`` is that host; the same tests run the file itself, so what the two promise is the same.
 """

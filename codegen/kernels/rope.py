@@ -1,4 +1,4 @@
-"""The two rotary-embedding kernels of the reference file's contract."""
+"""The two rotary-embedding kernels that keep the original file's contract."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class _RopeBackward(Variant):
     """The inverse rotation of interleaved pairs, in place. One thread owns one pair.
 
     The angle is position · base^(−2·pair/head_dim). Where ``params`` carries the ratio base^(−2/head_dim) as a 64-bit
-    fraction, it is exact to 2⁻³² of a turn at any position; where those words are zero (a host of the reference), it is
-    computed in f32 as the reference does.
+    fraction, it is exact to 2⁻³² of a turn at any position; where those words are zero (a host of the original), it is
+    computed in f32 as the original does.
     """
 
     template: ClassVar[str] = "rope/rope_backward.wgsl.j2"

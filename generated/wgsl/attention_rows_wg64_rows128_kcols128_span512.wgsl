@@ -6,6 +6,7 @@
 //   D_i = factor_i·Σ_j P_ij·dP_ij
 //
 // A thread owns one row: workgroup wg.x of slot wg.y. The spans are added in their order.
+// What slots, strips, spans, hulls and parts are, and the whole algorithm: templates/tiled/README.md
 
 const WG: u32 = 64u;
 const QUERY_ROWS: u32 = 128u;  // queries of a block

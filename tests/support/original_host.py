@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 Array = np.ndarray[Any, Any]
-REFERENCE = Path(__file__).parents[1] / "data" / "original.wgsl"
+ORIGINAL = Path(__file__).parents[1] / "data" / "original.wgsl"
 
 HELPERS = """
 const WG: u32 = 256u;
@@ -66,7 +66,7 @@ CONTRACT: dict[str, dict[int, str]] = {
 @functools.cache
 def modules() -> dict[str, str]:
     """The file's five modules by entry point."""
-    head, *kernels = REFERENCE.read_text(encoding="utf-8").split("// --- KERNEL: ")
+    head, *kernels = ORIGINAL.read_text(encoding="utf-8").split("// --- KERNEL: ")
     texts = {}
     for kernel in kernels:
         name, _, body = kernel.partition(" ---\n")
