@@ -4,7 +4,7 @@ In multiples of the tolerance for d_q, d_k, d_v (up to 1 passes), with the relat
 
     rendered, both recipes, either lse                0.81 0.77 0.31    8.4e-07 7.4e-07 2.6e-07 at most
     PyTorch's float32 autograd                        1.36 1.29 0.46    3.3e-06 2.4e-06 6.1e-07
-    the original file's kernels, the step's lse       5.63 3.63 1.85    9.7e-06 6.1e-06 1.3e-06
+    the original's kernels, the step's lse            5.63 3.63 1.85    9.7e-06 6.1e-06 1.3e-06
     the same with the exact lse, rounded              33.4 23.3 3.25    2.7e-05 1.7e-05 3.1e-06
 
 A recomputed score of 30 is off by 1e-5, and P with it, by one factor for the whole row; D = Σ P·dP has that factor too, and
@@ -108,7 +108,7 @@ def test_other_workgroup_sizes(
 
 @pytest.mark.parametrize("lse", ["own", "exact"])
 @pytest.mark.parametrize("algorithm", RECIPES)
-def test_the_reference_file_fails(
+def test_the_original_file_fails(
     step: dict[str, Array], lses: dict[str, Array], expected: accuracy.Expected, algorithm: str, lse: str
 ) -> None:
     """The rule tells kernels apart: the file's own, with D = Σ P·dP as it stands, do not pass it."""

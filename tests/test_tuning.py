@@ -488,7 +488,7 @@ def test_the_space_fits_the_device_and_begins_nearby(profile: str, head_dim: int
     assert any(choice.kernels[0].params["rows"] == 32 for choice in stages["scores"])
 
 
-def test_workgroups_of_the_reference_algorithms() -> None:
+def test_workgroups_of_the_original_algorithms() -> None:
     for algorithm, least in (("short", 10), ("streaming", 4)):
         around = choices(problem(512), GPU, algorithm=algorithm)[0]
         (stage,) = ALGORITHMS[algorithm].stages()

@@ -1,6 +1,7 @@
 """The ``tiled`` algorithm: five matrix products over strips of P and dP; no atomics, repeatable to the bit.
 
-Scratch holds P and dP for one strip at a time, so it is bounded by the budget whatever the length.
+Scratch holds P and dP for one strip at a time, so it is bounded by the budget whatever the length. The algorithm and its words
+are on one page, templates/tiled/README.md.
 """
 
 from __future__ import annotations

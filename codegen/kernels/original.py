@@ -1,4 +1,4 @@
-"""The attention kernels that keep the original file's contract: its entry points, bindings, uniforms and dispatch.
+"""The attention kernels that keep the contract of the original, a hand-written file: entry points, bindings, uniforms, dispatch.
 
 A batch is workgroup_id.z. ``params`` holds 32-bit words: the scale's (or the RoPE base's) bits first, then what a mask
 needs; a variant reads only the words it names. Everything else a family is made of stands in its class.

@@ -1,4 +1,4 @@
-"""The two rotary-embedding kernels of the original file's contract."""
+"""The two rotary-embedding kernels that keep the original file's contract."""
 
 from __future__ import annotations
 

@@ -1,11 +1,6 @@
 """The matrix kernels of the ``tiled`` algorithm: five products, no atomics, no scratch that grows with the length squared.
 
-The work goes in strips of queries. For each strip, ``AttentionScores`` leaves P and dP of the strip's queries in scratch,
-with the sums of each row; ``AttentionRows`` makes D and a correction from the sums; ``AttentionDkdv`` and ``AttentionDq``
-multiply what is there with d_o, q and k. Masks are resolved by ``AttentionIntervals`` alone, into [lo, hi) of every query
-and the hull of every block of queries; the other kernels know no mask modes.
-
-A *slot* is one (batch entry, head), numbered batch·heads + head; a strip is a range of rows of a range of slots.
+templates/tiled/README.md has the whole algorithm, kernel by kernel, and says what a slot, strip, span, hull and part is.
 """
 
 from __future__ import annotations

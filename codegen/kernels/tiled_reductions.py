@@ -1,4 +1,7 @@
-"""The small kernels of the ``tiled`` algorithm: which keys each query sees, the terms of each row, and sums of parts."""
+"""The small kernels of the ``tiled`` algorithm: which keys each query sees, the terms of each row, and sums of parts.
+
+templates/tiled/README.md has the whole algorithm and its words.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,7 @@ def terms_type(softcap: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionIntervals(Variant):
-    """Which keys each query sees, [lo, hi), and for each block of queries the least and greatest lo and hi.
-
-    One workgroup owns one block of ``rows`` queries of one batch entry, a thread for each. An empty interval counts as
-    (2³⁰, 0), so that it widens no hull and no block that holds one is taken for wholly visible.
-    """
+    """Which keys each query sees, and the hull of each block of queries. A thread owns a query."""
 
     kernel: ClassVar[str] = "attention_intervals"
     template: ClassVar[str] = "tiled/attention_intervals.wgsl.j2"

@@ -8,6 +8,7 @@
 // queries are split into (wg.x): head_parts of the group's heads, times query_parts of the strip's blocks of queries. It loops
 // over those blocks that see one of its keys, CHUNK queries at a time.
 // A thread holds 8 keys × 8 channels of both gradients: dk_<key>_<channels>, dv_<key>_<channels>.
+// What slots, strips, spans, hulls and parts are, and the whole algorithm: templates/tiled/README.md
 
 const ROWS: u32 = 128u;  // keys
 const COLS: u32 = 80u;  // channels

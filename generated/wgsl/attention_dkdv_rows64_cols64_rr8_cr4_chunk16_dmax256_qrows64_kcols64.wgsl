@@ -9,6 +9,7 @@
 // over those blocks that see one of its keys, CHUNK queries at a time.
 // A thread holds 8 keys × 4 channels of both gradients: dk_<key>_<channels>, dv_<key>_<channels>.
 // head_dim is at most 256, v_head_dim 256.
+// What slots, strips, spans, hulls and parts are, and the whole algorithm: templates/tiled/README.md
 
 const ROWS: u32 = 64u;  // keys
 const COLS: u32 = 64u;  // channels

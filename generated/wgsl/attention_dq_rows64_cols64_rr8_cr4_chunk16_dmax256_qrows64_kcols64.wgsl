@@ -8,6 +8,7 @@
 // channels of one slot, for one of the key_parts that the blocks of KEY_COLS keys are split into (wg.x). It loops over the keys,
 // CHUNK at a time. A thread holds 8 queries × 4 channels: dq_<query>_<channels>.
 // head_dim is at most 256.
+// What slots, strips, spans, hulls and parts are, and the whole algorithm: templates/tiled/README.md
 
 const ROWS: u32 = 64u;  // queries
 const COLS: u32 = 64u;  // channels

@@ -7,6 +7,7 @@
 // One workgroup owns a block of ROWS queries (wg.y, the last first: under a causal mask they see most) × block wg.z of COLS
 // channels of one slot, for one of the key_parts that the blocks of KEY_COLS keys are split into (wg.x). It loops over the keys,
 // CHUNK at a time. A thread holds 8 queries × 4 channels: dq_<query>_<channels>.
+// What slots, strips, spans, hulls and parts are, and the whole algorithm: templates/tiled/README.md
 
 const ROWS: u32 = 64u;  // queries
 const COLS: u32 = 64u;  // channels

@@ -1,6 +1,6 @@
 // attention_intervals_rows128_documents
 //
-// The keys [lo, hi) that each query sees, and for each block of ROWS queries their hull.
+// The keys [lo, hi) that each query sees, and the hull of each block of ROWS queries.
 //
 //   lo_i = max(0, i + lo_shift, doc_start_i)
 //   hi_i = min(kv_len, i + hi_shift, max(prefix, i + prefix_shift))
@@ -8,6 +8,7 @@
 // One workgroup owns block wg.x of batch entry wg.z, a thread for each query. The buffer holds the intervals,
 // [batch, query], then the hulls, [batch, block]: (least lo, greatest lo), (least hi, greatest hi).
 // An empty interval is (2³⁰, 0): it widens no hull, and no block that holds one counts as wholly visible.
+// What slots, strips, spans, hulls and parts are, and the whole algorithm: templates/tiled/README.md
 
 const ROWS: u32 = 128u;
 

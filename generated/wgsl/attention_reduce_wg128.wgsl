@@ -3,6 +3,7 @@
 // The sum of a gradient's parts, [part, batch, position, head, channel], in their order.
 //
 // A thread owns one element; threads are numbered over x and y of the dispatch.
+// What slots, strips, spans, hulls and parts are, and the whole algorithm: templates/tiled/README.md
 
 const WG: u32 = 128u;
 

@@ -6,6 +6,7 @@
 //   D_i as the caller gives it
 //
 // A thread owns one row: workgroup wg.x of slot wg.y. The spans are added in their order.
+// What slots, strips, spans, hulls and parts are, and the whole algorithm: templates/tiled/README.md
 
 const WG: u32 = 64u;
 const ROUNDING: f32 = 0.0009765625;  // no Σ P is as far from 1 by rounding alone

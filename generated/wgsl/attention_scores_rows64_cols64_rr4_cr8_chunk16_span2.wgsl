@@ -8,6 +8,7 @@
 // One workgroup owns block wg.y of ROWS queries in slot wg.z, and span wg.x of the keys in their hull: 2 blocks of COLS keys.
 // A thread holds 4 queries × 8 keys: s_<row>_<col>, p_<row>_<col>, dp_<row>_<col>. A chunk of head_dim is staged at a time.
 // scores is [slot of the strip, row of the strip, key from the hull's first block on], (P, dP) of two keys to a vec4.
+// What slots, strips, spans, hulls and parts are, and the whole algorithm: templates/tiled/README.md
 
 const ROWS: u32 = 64u;
 const COLS: u32 = 64u;

@@ -9,6 +9,7 @@
 // A thread holds 8 queries × 4 keys: s_<row>_<col>, p_<row>_<col>, dp_<row>_<col>. A chunk of head_dim is staged at a time.
 // head_dim is at most 256, v_head_dim 256.
 // scores is [slot of the strip, row of the strip, key from the hull's first block on], (P, dP) of two keys to a vec4.
+// What slots, strips, spans, hulls and parts are, and the whole algorithm: templates/tiled/README.md
 
 const ROWS: u32 = 64u;
 const COLS: u32 = 64u;
