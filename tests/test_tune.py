@@ -416,7 +416,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     process = started(table, "--json")
     wait_for(process, tmp_path / "tuned.log.jsonl", 3)  # the last of them may be in the log and not yet in the report
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     report = json.loads(out)
     assert report["interrupted"] and len(report["measurements"]) >= 2

@@ -37,7 +37,7 @@ SOFTWARE_PARTS = 16
 
 
 class Tiled(Algorithm):
-    """See the module."""
+    """Strips of scores, and three matrix kernels that are chosen and tuned; see the module."""
 
     name: ClassVar[str] = "tiled"
     roles: ClassVar[Mapping[str, type[Variant]]] = {"scores": AttentionScores, "dkdv": AttentionDkdv, "dq": AttentionDq}
