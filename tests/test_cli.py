@@ -96,7 +96,7 @@ def test_help(command: str, capsys: Out) -> None:
         (["list", "--mask", "diagonal"], "diagonal"),
         (["list", "--kernel", "attention"], "attention"),
         (["show"], "NAME"),
-        (["show", "attention_backward_wg256_d64"], "attention_backward_wg256_d64_full"),
+        (["show", "attention_backward_wg256_d64"], "attention_backward_wg256_d64_causal"),
         (["show", "attention_backward", "--set", "wg=64", "--set", "mask=full"], "head_dim"),
         (["show", "attention_backward", "--set", "wg"], "PARAM=VALUE"),
         (["show", "attention_backward", "--set", "size=1"], "seg_uniform"),
@@ -284,7 +284,7 @@ def test_generate_gives_the_same_bytes_twice(tmp_path: Path, capsys: Out) -> Non
         assert main(["generate", "--out", str(folder)]) == 0
         assert "files" in capsys.readouterr().out
     one, two = ({p.relative_to(f): p.read_bytes() for p in f.rglob("*") if p.is_file()} for f in folders)
-    assert one == two and len(one) > 100
+    assert one == two and len(one) > 50
     checked_in = {p.relative_to(ROOT / "generated"): p.read_bytes() for p in (ROOT / "generated").rglob("*") if p.is_file()}
     assert {path: text for path, text in checked_in.items() if "__pycache__" not in path.parts} == one
     assert main(["generate", "--out", str(folders[0])]) == 0

@@ -27,6 +27,7 @@ RULES = {
     "parses": "the text reads as WGSL",
     "bindings": "the text's bindings are the manifest's: number, name, address space, access and type",
     "words": "a uniform struct's members are the manifest's words, without padding, and a struct in it begins at a multiple of 16",
+    "constants": "the text's overrides are the manifest's constants: u32, without a default, so that a forgotten value is an error",
     "names": "no name is declared twice, and no binding number",
     "entry-point": "the entry point is there, and it is a compute shader",
     "threads": "@workgroup_size is the manifest's",
@@ -85,6 +86,7 @@ def check(rendered: RenderedVariant) -> tuple[Finding, ...]:
         findings = [
             *_bindings(rendered, module),
             *_words(rendered, module),
+            *_constants(rendered, module),
             *_names(module),
             *_entry_point(rendered, module),
             *_workgroup_bytes(rendered, module),
@@ -146,6 +148,24 @@ def _words(rendered: RenderedVariant, module: Module) -> list[Finding]:
 
 def _word(word: tuple[str, str, int]) -> str:
     return f"{word[0]}: {word[1]} at byte {word[2]}" if word[1] else word[0]
+
+
+def _constants(rendered: RenderedVariant, module: Module) -> list[Finding]:
+    listed = {constant.name for constant in rendered.constants}
+    findings = [
+        Finding(rule="constants", line=0, message=f"{name} is a constant of the manifest, and no override of the text")
+        for name in sorted(listed - {override.name for override in module.overrides})
+    ]
+    for override in module.overrides:
+        faults = (
+            "is no constant of the manifest" if override.name not in listed else "",
+            f"is a {override.type or 'number without a type'}" if override.type != "u32" else "",
+            f"has the default {override.default}" if override.default else "",
+        )
+        said = ", and ".join(filter(None, faults))
+        if said:
+            findings.append(Finding(rule="constants", line=override.line, message=f"the override {override.name} {said}"))
+    return findings
 
 
 def _names(module: Module) -> list[Finding]:

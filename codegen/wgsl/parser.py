@@ -33,6 +33,16 @@ class Variable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Override:
+    """A constant that the pipeline may give; its type and its default as written, empty where there is none."""
+
+    name: str
+    type: str
+    default: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
     """A function's parameter: its builtin (empty where it has none) and its type as written."""
 
@@ -75,6 +85,7 @@ class Module:
     tokens: tuple[Token, ...]
     directives: list[tuple[Token, ...]] = field(default_factory=list)
     constants: dict[str, float | int] = field(default_factory=dict)
+    overrides: list[Override] = field(default_factory=list)
     variables: list[Variable] = field(default_factory=list)
     functions: dict[str, Function] = field(default_factory=dict)
     structs: dict[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
@@ -204,7 +215,10 @@ def _declaration(
     assign = next((i for i, t in enumerate(rest) if t.text == "="), len(rest))
     if token.text == "alias":
         module.aliases[name.text] = spell(rest[assign + 1 :])
-    elif token.text in ("const", "override"):
+    elif token.text == "override":
+        kind, default = spell(rest[2:assign]), spell(rest[assign + 1 :])
+        module.overrides.append(Override(name=name.text, type=kind, default=default, line=name.line))
+    elif token.text == "const":
         try:
             module.constants[name.text] = evaluate(spell(rest[assign + 1 :]), module.constants)
         except ArgumentError:
