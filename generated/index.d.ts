@@ -110,6 +110,15 @@ export interface Binding {
   words: Word[];
 }
 
+/** A pipeline-overridable constant of the text: which of a problem's sizes it is, and what that size may be. */
+export interface Constant {
+  name: string;
+  size: string;
+  least: number;
+  most: number;
+  multiple: number;
+}
+
 /** A number of workgroups as data: the product of named factors, divided by `divisor`, rounded up. */
 export interface Count {
   factors: string[];
@@ -158,3 +167,4 @@ export const NAMES: readonly Name[];
 export function manifest(): Promise<Record<Name, Entry>>;
 export function load(name: Name): Promise<Variant>;
 export function dispatch(variant: Variant, sizes: Record<string, number>): [number, number, number];
+export function constants(variant: Variant, sizes: Record<string, number>): Record<string, number>;

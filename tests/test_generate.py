@@ -10,10 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import wgsl_attention as wa
 from wgsl_attention import generated
+from wgsl_attention.algorithms import tiled_layouts
 from wgsl_attention.errors import ArgumentError, ManifestError
 from wgsl_attention.kernels.facts import MAX_WORKGROUPS, RenderedVariant
 from wgsl_attention.kernels.families import FAMILIES
@@ -25,6 +27,7 @@ from wgsl_attention.rendering.render import render
 from wgsl_attention.selection import catalog
 
 FOLDER = Path(generated.__file__).parent
+DATA = Path(__file__).parent / "data"
 MAX_FILES, MAX_BYTES = 200, 3 << 20
 
 
@@ -189,9 +192,52 @@ def test_dispatch_of_rope(heads: str, wg: int) -> None:
 
 def test_load_refuses_other_names() -> None:
     with pytest.raises(ArgumentError, match=r"one of the checked-in names, such as .*attention_backward_wg256_d64_causal"):
-        generated.load("attention_backward_wg256_d63_causal")
+        generated.load("attention_backward_wg256_d64_casual")
     with pytest.raises(ArgumentError, match=r"name: got 'x'; want a checked-in name \(wgsl-attention list\)"):
         generated.load("x")
+
+
+LEFT = [name for name in (DATA / "names-0.1.0.txt").read_text(encoding="utf-8").split() if name not in manifest.entries()]
+"""The names that generated/ had in the first release, and has no more."""
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_a_name_that_left_tells_what_took_its_place(name: str) -> None:
+    with pytest.raises(ArgumentError, match=r"want \w+( with the constants \{[^}]+\})?, which took its place") as refused:
+        generated.load(name)
+    told = str(refused.value).partition("want ")[2].partition(",")[0].split()[0]
+    assert told in generated.NAMES and name.startswith(manifest.entries()[told]["kernel"])
+
+
+@pytest.mark.parametrize("layout", tiled_layouts.FIRST)
+@pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128, 256])
+def test_what_took_a_place_is_the_same_kernel_for_any_head_dim(layout: str, head_dim: int) -> None:
+    exact, any_dim = (tiled_layouts.choice(layout, head_dim, form=form).kernels for form in ("exact", "any"))
+    for old, new in zip(exact, any_dim, strict=True):
+        assert old.name in LEFT
+        values = generated.constants(generated.load(new.name), {"head_dim": head_dim, "v_head_dim": head_dim})
+        told = ", ".join(f"{name}: {value}" for name, value in values.items())
+        assert manifest.successor(old.name) == f"{new.name} with the constants {{{told}}}"
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("attention_backward_wg256_d64_full", "attention_backward_wg256_dmax256_full"),
+        ("attention_rows_wg64_rows64_kcols32_span32_o", "attention_rows_wg64_o"),
+        (
+            "attention_scores_rows64_cols64_rr8_cr4_chunk16_d30_span1",
+            "attention_scores_rows64_cols64_rr8_cr4_chunk16_dmax256_span1",
+        ),
+        ("attention_scores_rows64_cols64_rr8_cr4_chunk16_d300_span1", ""),
+        ("attention_scores_rows64_cols64_rr8_cr4_chunk16_d64_propagate_span1", ""),
+        ("attention_backward_short_wg256_maxseq2048_d64_full", ""),
+        ("attention_backward_wg32_d64_full", ""),
+        ("x", ""),
+    ],
+)
+def test_a_place_is_taken_only_by_what_does_the_same(name: str, told: str) -> None:
+    assert manifest.successor(name) == told
 
 
 def forget() -> None:
@@ -244,6 +290,7 @@ def test_loading_needs_neither_jinja_nor_a_gpu() -> None:
     code = f"""
 import sys
 from wgsl_attention import generated
+from wgsl_attention.algorithms import tiled_layouts
 variant = generated.load({NAME!r})
 assert variant.wgsl and variant.bindings and variant.params["mask"] == "causal"
 print(sorted({{"wgpu", "wgpudawn", "jinja2"}} & set(sys.modules)))
@@ -266,10 +313,51 @@ def test_other_variants_render_on_demand() -> None:
     }
 
 
+# Constants of the pipeline
+
+SCORES = "attention_scores_rows64_cols64_rr8_cr4_chunk16_span1"
+OPEN = "attention_dq_rows64_cols64_rr8_cr4_chunk16_qrows64_kcols64"
+RIGHT: list[tuple[str, dict[str, Any], dict[str, int]]] = [
+    (SCORES, {"head_dim": 128, "v_head_dim": 64}, {"HEAD_DIM": 128, "V_HEAD_DIM": 64}),
+    (SCORES, {"head_dim": 4, "v_head_dim": 256, "heads": 0.5}, {"HEAD_DIM": 4, "V_HEAD_DIM": 256}),
+    (OPEN, {"head_dim": 72}, {"HEAD_DIM": 72}),
+    (NAME, {}, {}),
+]
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    (SCORES, {"head_dim": 64}, "v_head_dim: got nothing"),
+    (SCORES, {"v_head_dim": 64}, "head_dim: got nothing"),
+    (SCORES, {"head_dim": 64, "v_head_dim": 30}, "v_head_dim: got 30"),
+    (OPEN, {"head_dim": None}, "head_dim: got nothing"),
+    (OPEN, {"head_dim": 0}, "head_dim: got 0"),
+    (OPEN, {"head_dim": -4}, "head_dim: got -4"),
+    (OPEN, {"head_dim": 260}, "head_dim: got 260"),
+    (OPEN, {"head_dim": 64.5}, "head_dim: got 64.5"),
+    (OPEN, {"head_dim": "64"}, "head_dim: got 64"),
+]
+
+
+@pytest.mark.parametrize(("name", "sizes", "values"), RIGHT)
+def test_constants(name: str, sizes: dict[str, Any], values: dict[str, int]) -> None:
+    assert generated.constants(generated.load(name), sizes) == values
+
+
+@pytest.mark.parametrize(("name", "sizes", "told"), WRONG)
+def test_constants_refuse_by_name(name: str, sizes: dict[str, Any], told: str) -> None:
+    with pytest.raises(
+        ArgumentError, match=rf"^{told}; want one of the multiples of 4 from 4 to 256, for V?_?HEAD_DIM of {name}$"
+    ):
+        generated.constants(generated.load(name), sizes)
+
+
+def test_constants_of_a_problem() -> None:
+    problem = Problem(q_len=64, kv_len=64, heads=1, kv_heads=1, head_dim=72, mask=Mask.full())
+    assert generated.constants(generated.load(SCORES), problem) == {"HEAD_DIM": 72, "V_HEAD_DIM": 72}
+
+
 # JavaScript
 
 JS = """
-import * as kernels from %(module)s;
+import * as kernels from MODULE;
 const sizes = %(sizes)s;
 const found = {};
 for (const name of kernels.NAMES) {
@@ -286,10 +374,52 @@ console.log(JSON.stringify({ found, refused, incomplete, same: JSON.stringify(aw
 """
 
 
-def test_es_module(tmp_path: Path) -> None:
+def run_js(program: str, tmp_path: Path) -> Any:
+    """What a program prints, as JSON; ``MODULE`` in it is where the ES module is."""
     node = shutil.which("node")
     if node is None:
         pytest.skip("there is no node")
+    script = tmp_path / "check.mjs"
+    script.write_text(program.replace("MODULE", json.dumps((FOLDER / "index.mjs").as_uri())))
+    ran = subprocess.run([node, str(script)], capture_output=True, text=True, timeout=60)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+JS_CONSTANTS = """
+import * as kernels from MODULE;
+const said = [];
+for (const [name, sizes] of CASES) {
+  try {
+    said.push(kernels.constants(await kernels.load(name), sizes));
+  } catch (error) {
+    said.push(`${error.name}: ${error.message}`);
+  }
+}
+console.log(JSON.stringify(said));
+"""
+
+
+def test_constants_are_the_same_in_javascript(tmp_path: Path) -> None:
+    cases = [case[:2] for case in (*RIGHT, *WRONG)]
+    wanted: list[Any] = [values for _, _, values in RIGHT]
+    for name, sizes, _ in WRONG:
+        with pytest.raises(ArgumentError) as refused:
+            generated.constants(generated.load(name), sizes)
+        wanted.append(f"RangeError: {refused.value}")
+    assert run_js(JS_CONSTANTS.replace("CASES", json.dumps(cases)), tmp_path) == wanted
+
+
+def test_names_that_left_are_the_same_in_javascript(tmp_path: Path) -> None:
+    names = [*LEFT, "attention_scores_rows64_cols64_rr8_cr4_chunk16_d30_span1", "attention_backward_wg32_d64_full", "x", ""]
+    wanted = []
+    for name in names:
+        now = manifest.successor(name)
+        wanted.append(f"RangeError: {name} is {f'now {now}' if now else 'not a checked-in variant; NAMES lists them'}")
+    assert run_js(JS_CONSTANTS.replace("CASES", json.dumps([[name, {}] for name in names])), tmp_path) == wanted
+
+
+def test_es_module(tmp_path: Path) -> None:
     every = {factor for v in catalog.checked_in().values() for axis in "xyz" for factor in getattr(v.dispatch, axis).factors}
     sizes = [
         {
@@ -303,13 +433,7 @@ def test_es_module(tmp_path: Path) -> None:
         },
         {**dict.fromkeys(sorted(every), 1), "seq_len": 2_000_000, "half_head_dim": 128, "batch": 2},
     ]
-    script = tmp_path / "check.mjs"
-    script.write_text(
-        JS % {"module": json.dumps((FOLDER / "index.mjs").as_uri()), "sizes": json.dumps(sizes), "name": json.dumps(NAME)}
-    )
-    ran = subprocess.run([node, str(script)], capture_output=True, text=True, timeout=60)
-    assert ran.returncode == 0, ran.stderr
-    said = json.loads(ran.stdout)
+    said = run_js(JS % {"sizes": json.dumps(sizes), "name": json.dumps(NAME)}, tmp_path)
     assert list(said["found"]) == list(generated.NAMES) and json.loads(said["same"]) == manifest.entries()
     folded = 0
     for name, found in said["found"].items():
@@ -340,6 +464,7 @@ def test_typescript_knows_every_fact(files: dict[str, str]) -> None:
     for name, said in {
         "Entry": entry,
         "Binding": entry["bindings"][0],
+        "Constant": manifest.entries()[OPEN]["constants"][0],
         "Word": words[0],
         "Serves": entry["serves"],
         "Dispatch": entry["dispatch"],

@@ -100,8 +100,9 @@ class Tiled(Algorithm):
             alibi = problem.alibi and (problem.softcap or isinstance(v, AttentionScores))
             terms: dict[str, Any] = {"guard": guard, "softcap": problem.softcap, "alibi": alibi}
             for constant in v.constants:
-                if fault := constant.fault(problem.sizes[constant.size]):
-                    raise VariantError(v.name, f"it is not for {fault}")
+                size = problem.sizes[constant.size]
+                if not constant.takes(size):
+                    raise VariantError(v.name, f"it is not for a {constant.size} of {size}; it takes {constant.taken}")
             if v.head_dim and not v.at_most and v.v_head_dim != v_dim:
                 raise VariantError(v.name, f"it is not for a v_head_dim of {problem.v_head_dim}")
             kernels.append(replace(v, **terms) if terms != {name: getattr(v, name) for name in terms} else v)

@@ -133,6 +133,7 @@ def _show_variant(out: Console, shown: RenderedVariant) -> None:
         "kernel": f"{shown.kernel}: {summary_of(shown.kernel)}",
         "checked in": "yes" if shown.name in manifest.entries() else "no, rendered on demand",
         "parameters": ", ".join(f"{name}={spelt(value)}" for name, value in shown.params.items()),
+        "constants": ", ".join(f"{c.name}: {c.size}, {c.taken}" for c in shown.constants) or "none",
         "masks": ", ".join(serves.masks) or "none: it has no mask",
         "head_dim": span(serves.min_head_dim, serves.max_head_dim),
         "longest": str(serves.max_seq or "any"),

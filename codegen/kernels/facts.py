@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Integral
 from typing import Any, Literal, Protocol
 
 from ..errors import ArgumentError
@@ -137,11 +138,16 @@ class Constant:
     most: int
     multiple: int
 
-    def fault(self, value: int) -> str:
-        """Why the text does not serve this size; empty where it does."""
-        if self.least <= value <= self.most and value % self.multiple == 0:
-            return ""
-        return f"a {self.size} of {value}; it takes multiples of {self.multiple} from {self.least} to {self.most}"
+    @property
+    def taken(self) -> str:
+        """What the size may be, in words."""
+        return f"multiples of {self.multiple} from {self.least} to {self.most}"
+
+    def takes(self, value: object) -> bool:
+        """Whether the text serves this size."""
+        if not isinstance(value, Integral) or isinstance(value, bool):
+            return False
+        return self.least <= int(value) <= self.most and int(value) % self.multiple == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,11 +203,11 @@ class RenderedVariant:
             return self
         sizes = problem if isinstance(problem, Mapping) else problem.sizes
         for constant in self.constants:
-            if constant.size not in sizes:
-                raise ArgumentError(constant.size, "nothing", f"a value for the constant {constant.name} of {self.name}")
-            if fault := constant.fault(sizes[constant.size]):
-                raise ArgumentError(constant.size, sizes[constant.size], f"what {self.name} is for: {fault.partition('; ')[2]}")
-        return replace(self, values={constant.name: sizes[constant.size] for constant in self.constants})
+            given = sizes.get(constant.size)
+            if not constant.takes(given):
+                want = f"one of the {constant.taken}, for {constant.name} of {self.name}"
+                raise ArgumentError(constant.size, "nothing" if given is None else given, want)
+        return replace(self, values={constant.name: int(sizes[constant.size]) for constant in self.constants})
 
     def as_json(self) -> dict[str, Any]:
         """All of it as plain data."""

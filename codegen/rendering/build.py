@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ArgumentError
-from ..kernels.facts import Binding, Count, Dispatch, RenderedVariant, Serves, Word
+from ..kernels.facts import Binding, Constant, Count, Dispatch, RenderedVariant, Serves, Word
 from ..selection import catalog
 from .manifest import ELSEWHERE, SCHEMA, entry_of
 from .render import environment, render
@@ -26,7 +26,7 @@ WIDTH = 128
 TYPES = {
     "interface": interface,
     "body": body,
-    "kinds": (Word, Binding, Count, Dispatch, Serves),
+    "kinds": (Word, Binding, Constant, Count, Dispatch, Serves),
     "entry": RenderedVariant,
     "elsewhere": ELSEWHERE,
 }

@@ -9,11 +9,14 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import re
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
 from ..errors import ArgumentError, ManifestError
-from ..kernels.facts import RenderedVariant
+from ..kernels.facts import Constant, HasSizes, RenderedVariant
+from ..plain import from_plain
 from ..profile import PROFILES
 
 SCHEMA = 2
@@ -52,12 +55,14 @@ def entries() -> dict[str, dict[str, Any]]:
 def load(name: str) -> RenderedVariant:
     """A checked-in variant by name.
 
-    Raises ``ArgumentError`` for a name that is not checked in, with the nearest ones, and ``ManifestError`` where the
-    file is missing or is not the text that the manifest was made with.
+    Raises ``ArgumentError`` for a name that is not checked in, with what took its place or the nearest ones, and
+    ``ManifestError`` where the file is missing or is not the text that the manifest was made with.
     """
     if name not in entries():
         import difflib
 
+        if found := successor(name):
+            raise ArgumentError("name", repr(name), f"{found}, which took its place")
         near = difflib.get_close_matches(name, entries(), n=3, cutoff=0.5)
         hint = f"one of the checked-in names, such as {', '.join(near)}" if near else "a checked-in name (wgsl-attention list)"
         raise ArgumentError("name", repr(name), hint)
@@ -69,3 +74,34 @@ def load(name: str) -> RenderedVariant:
     if hashlib.sha256(wgsl.encode()).hexdigest() != entry["sha256"]:
         raise ManifestError(f"generated/{entry['file']} was changed by hand: run `wgsl-attention generate`")
     return RenderedVariant.from_json({**entry, "name": name, "wgsl": wgsl})
+
+
+def constants(variant: RenderedVariant, sizes: HasSizes | Mapping[str, int]) -> dict[str, int]:
+    """The constants of the variant's pipeline, by name, for a ``Problem`` or a mapping of sizes; empty for a text without any.
+
+    Raises ``ArgumentError`` that names a size that is missing, or that the text does not serve.
+    """
+    return dict(variant.specialised(sizes).values)
+
+
+def successor(name: str) -> str:
+    """What took the place of a name that is checked in no more, in words: a name, and the constants to give its pipeline.
+
+    Where a text for one head_dim became one for any, or blocks became words of the uniform, the name lost their parts, which
+    are numbers; ``dmax`` in their place is a bound. Of the names that are left of it so, the one that lost least. Empty where
+    there is none. The ES module has the same rule.
+    """
+    parts = set(name.split("_"))
+    dims = {tag: int(number) for tag, number in re.findall(r"_([dv])(\d+)(?![^_])", name)}
+    sizes = {"head_dim": dims.get("d", 0), "v_head_dim": dims.get("v", dims.get("d", 0))}
+    found: tuple[tuple[int, int], str] = ((0, 0), "")
+    for other, entry in entries().items():
+        kept = {part for part in other.split("_") if not re.fullmatch(r"[dv]max\d+", part)}
+        open_ = [from_plain(Constant, constant) for constant in entry["constants"]]
+        least, most = entry["serves"]["head_dim"]
+        served = all(c.takes(sizes[c.size]) for c in open_) and ("d" not in dims or least <= sizes["head_dim"] <= most)
+        if kept <= parts and all(re.fullmatch(r"[a-z]+\d+", part) for part in parts - kept) and served:
+            values = ", ".join(f"{c.name}: {sizes[c.size]}" for c in open_)
+            told = f"{other} with the constants {{{values}}}" if open_ else other
+            found = max(found, ((len(kept), len(open_)), told))
+    return found[1]
