@@ -172,7 +172,7 @@ def test_contenders_are_named_apart() -> None:
     found = contenders(p, profile, ["streaming", "streaming"], candidates=2, layouts=["16k", "48k"], variants=[variant])
     assert [c.label for c in found] == ["streaming", "streaming, choice 2", "tiled 16k", "tiled 48k", variant]
     assert len({c.recipe.variants for c in found}) == 5 and variant in [v.name for v in found[-1].recipe.variants]  # type: ignore[union-attr]
-    (unused,) = contenders(p, profile, [], variants=["attention_backward_wg256_d64_full"])
+    (unused,) = contenders(p, profile, [], variants=["attention_backward_wg256_dmax256_full"])
     assert unused.recipe is None and "no recipe" in unused.reason
     for options in ({"names": ["fast"]}, {"layouts": ["8k"]}, {"variants": ["x"]}):
         with pytest.raises(ArgumentError, match="want"):

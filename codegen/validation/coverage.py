@@ -57,7 +57,7 @@ adds hundreds of equal terms to d_k and d_v one at a time, came to 1.24 of a tol
 sharper scores one row can outweigh its block, and where float32 NumPy happens to be exact in just that row the rule fails
 kernels that are as good as NumPy: d_q came to 1.2 with 4.0. With this, 0.8 is the most that any kernel reached."""
 RANGE_HEAD_DIM = 44
-"""Of *at most* variants: a multiple of 4 that no tile is made for."""
+"""Of variants for many head dims: a multiple of 4 that no tile is made for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,7 +170,8 @@ def small_problems(variant: Variant, mode: str, brief: bool = False) -> Iterator
     if serves.max_seq is not None:
         length = min(length, serves.max_seq // BATCH)
     masks = MASKS.get(mode) or (*(mask for group in MASKS.values() for mask in group), *MORE_MASKS)
-    wanted = (RANGE_HEAD_DIM, *sorted({row.key.head_dim for row in shipped().rows}))
+    below = (int(variant.params["cols"]) - 4,) if variant.constants else ()  # a head_dim that blocks of so many channels suit
+    wanted = (RANGE_HEAD_DIM, *below, *sorted({row.key.head_dim for row in shipped().rows}))
     for head_dim in dict.fromkeys(max(serves.min_head_dim, min(serves.max_head_dim, wish)) for wish in wanted):
         own_v = int(variant.params.get("v_head_dim") or head_dim)
         for mask in masks:
