@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from wgsl_attention.problem.mask import Mask
 from wgsl_attention.problem.problem import Problem
 from wgsl_attention.reference import accuracy
 from wgsl_attention.reference import attention as reference
+from wgsl_attention.rendering import kernel_text, render
+from wgsl_attention.selection.tables import EMPTY
 
 SLOPES = np.array([0.5, 0.25, 0.125, 0.0625], np.float32)
 
@@ -79,6 +82,43 @@ def test_the_slope_of_a_head_counts(device: Device) -> None:
     assert np.abs(found.d_q - plain.d_q).max() > 1e-3
     with pytest.raises(wa.ArgumentError, match="lse"):
         wa.attention_backward(q, k, v, d_o, lse[0].astype(np.float32), check_lse=True, **call)
+
+
+@pytest.mark.parametrize("profile", ["webgpu-compat", "webgpu-default"])
+@pytest.mark.parametrize(
+    ("dims", "terms"),
+    [
+        *itertools.product(
+            [(32, 32), (48, 48), (64, 64), (72, 72), (80, 80), (96, 96), (128, 128), (256, 256)],
+            [{"softcap": True}, {"alibi": True}, {"softcap": True, "alibi": True}],
+        ),
+        *itertools.product([(64, 32), (128, 64), (64, 128), (96, 64), (192, 128)], [{}, {"softcap": True, "alibi": True}]),
+    ],
+    ids=str,
+)
+def test_texts_are_checked_in(
+    profile: str, dims: tuple[int, int], terms: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With WebGPU's default limits, and in compatibility mode, nothing is rendered for what is selected."""
+    monkeypatch.setattr(render, "render", lambda variant: pytest.fail(f"{variant.name} is rendered"))
+    for given, causal in itertools.product(("o", "none", "delta"), (True, False)):
+        p = Problem(
+            q_len=300,
+            kv_len=300,
+            heads=4,
+            kv_heads=2,
+            head_dim=dims[0],
+            v_head_dim=dims[1],
+            mask=Mask.causal() if causal else Mask.documents(),
+            given=given,  # type: ignore[arg-type]
+            **terms,
+        )
+        best = wa.select(p, wa.PROFILES[profile], algorithm="tiled", tuning=EMPTY).best
+        assert best is not None
+        for variant in best.variants:
+            assert kernel_text.may_run_unchecked(variant)
+            text = kernel_text.rendered(variant, p)
+            assert set(text.values) == {constant.name for constant in text.constants}
 
 
 @pytest.mark.parametrize("algorithm", ["short", "streaming"])

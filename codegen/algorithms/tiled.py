@@ -30,8 +30,9 @@ on an H200, 2 GiB instead of 1 GiB were worth 4 % at 8192 positions, and 512 MiB
 MIN_SCRATCH, MAX_SCRATCH = 128 << 20, 2 << 30
 LARGE_GRID = 4096
 """From so many blocks of 128 queries × 128 keys on, the largest blocks are the fastest; below, small ones fill the device."""
-MOST_EMPTY = 0.15
-"""A checked-in text goes before one for the very head_dim if no more of its blocks is empty: it runs without checks."""
+MOST_EMPTY, MOST_EMPTY_CAPPED = 0.15, 0.25
+"""A checked-in text goes before one for the very head_dim if no more of its blocks is empty: it runs without checks. With a
+softcap, for which fewer blocks are checked in, a little more."""
 SOFTWARE_PARTS = 16
 """Workgroups that keep a processor's cores busy."""
 
@@ -61,10 +62,12 @@ class Tiled(Algorithm):
         grid = problem.batch * problem.heads * -(-problem.q_len // 128) * -(-problem.kv_len // 128)
         names = ("48k", "32k", "16k") if grid >= LARGE_GRID and not profile.software else ("16k", "32k", "48k")
         dims = (problem.head_dim, problem.v_head_dim)
-        any_dim, exact = ([tiled_layouts.choice(name, *dims, form=form) for name in names] for form in ("any", "exact"))
+        exact = [tiled_layouts.choice(name, *dims) for name in names]
+        any_dim = [tiled_layouts.choice(name, *dims, form="any", capped=problem.softcap) for name in names]
+        most = MOST_EMPTY_CAPPED if problem.softcap else MOST_EMPTY
         if any(dim % 4 for dim in dims):
             found = exact
-        elif max(tiled_layouts.empty(choice, *dims) for choice in any_dim) <= MOST_EMPTY:
+        elif max(tiled_layouts.empty(choice, *dims) for choice in any_dim) <= most:
             found = [*any_dim, *exact]
         else:
             found = [*exact, *any_dim]

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from ..errors import VariantError
@@ -37,7 +38,8 @@ class Layout:
 
     ``workgroup_bytes`` is what no kernel of it exceeds; ``chunks`` are tried from the largest, of the scores' head_dim,
     dkdv's queries and dq's keys. ``parts`` is the choice's number. ``columns`` are the channels
-    of a block in the checked-in texts, which serve any head_dim.
+    of a block in the checked-in texts, which serve any head_dim, and ``capped_columns`` those in the texts for a softcap, where
+    such are checked in.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Layout:
     parts: int
     span: int = 1
     columns: tuple[int, ...] = (32, 48, 64, 80, 128)
+    capped_columns: tuple[int, ...] = ()
 
 
 LAYOUTS: dict[str, Layout] = {
@@ -81,6 +84,7 @@ LAYOUTS: dict[str, Layout] = {
             chunks=(16, 16, 16),
             parts=1024,
             columns=(32, 40, 48, 64),
+            capped_columns=(32, 64),
         ),
         # By tuning on an H200, for causal problems of 512 positions with head_dim 128 and few heads,
         Layout(
@@ -118,9 +122,14 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 
-def choice(layout: str, head_dim: int, v_head_dim: int = 0, *, form: Form = "exact") -> Choice:
-    """A layout's kernels for one pair of head dims; ``v_head_dim`` 0 is the same as head_dim. See ``Form``."""
+def choice(layout: str, head_dim: int, v_head_dim: int = 0, *, form: Form = "exact", capped: bool = False) -> Choice:
+    """A layout's kernels for one pair of head dims; ``v_head_dim`` 0 is the same as head_dim. See ``Form``.
+
+    ``capped``: with blocks for which there are texts with a softcap.
+    """
     of = LAYOUTS[layout]
+    if capped and of.capped_columns:
+        of = replace(of, columns=of.capped_columns)
     v_dim = v_head_dim or head_dim
     wide = max(head_dim, v_dim)
     dims: dict[str, Any] = {"head_dim": head_dim, "v_head_dim": 0 if v_dim == head_dim else v_dim, "at_most": form == "at most"}
@@ -206,21 +215,32 @@ def empty(choice: Choice, head_dim: int, v_head_dim: int) -> float:
 
 FIRST = ("48k", "32k", "16k")
 """The layouts that selection tries by itself; the others are what tuning tables name."""
-
-
 TUNED = (("64x32", 128), ("64x64", 64), ("128x128", 64))
 """The layouts of the shipped tuning tables' rows, with the head_dim that they were measured at."""
 
 
+TERMS = ((True, False), (False, True), (True, True))
+"""Softcap and ALiBi, where there is one of them."""
+
+
 def checked_in() -> Iterator[Variant]:
-    """The tiled variants in ``generated/``: for any head_dim that is a multiple of four, and for the others up to a bound."""
+    """The tiled variants in ``generated/``: for any head_dim that is a multiple of four, and for the others up to a bound.
+
+    Those for a softcap or ALiBi are of one layout, the first that selection tries where a device has WebGPU's default limits.
+    """
     choices = [choice(name, dim, form="any") for name in FIRST for dim in (*LAYOUTS[name].columns, MAX_HEAD_DIM)]
     choices += [choice(*tuned, form="any") for tuned in TUNED]
     choices.append(choice("16k", MAX_HEAD_DIM, form="at most"))
     for chosen in choices:
         yield from chosen.kernels
-    for given in ("", "o", "delta"):
-        yield AttentionRows(wg=64, given=given)
+    for layout in LAYOUTS.values():
+        for cols in layout.capped_columns:
+            for kernel, (softcap, alibi) in itertools.product(choice(layout.name, cols, form="any").kernels, TERMS):
+                if softcap or isinstance(kernel, AttentionScores):  # see Tiled.suited
+                    yield replace(kernel, softcap=softcap, alibi=alibi)  # type: ignore[call-arg]
+    for given, (softcap, alibi) in itertools.product(("", "o", "delta"), ((False, False), *TERMS)):
+        if softcap or not alibi:
+            yield AttentionRows(wg=64, given=given, softcap=softcap, alibi=alibi)
     blocks = {v.rows for c in choices for v in c.kernels if isinstance(v, AttentionScores)}
     for rows in sorted(blocks):
         for documents in ("", "documents", "wholedocuments"):

@@ -194,6 +194,8 @@ def small_problems(variant: Variant, mode: str, brief: bool = False) -> Iterator
                     mask=mask,
                     given=given,
                     kv_lengths=kv_lengths,
+                    softcap=bool(variant.params.get("softcap")),
+                    alibi=bool(variant.params.get("alibi")),
                 )
                 yield from _with_accumulation(variant, problem)
 
