@@ -2,7 +2,7 @@
 nothing is rendered; only where no table is given are the tables in force looked at.
 
 A tuned choice for problems like this one goes first. The other candidates of an algorithm are the checked-in variants that
-serve the problem and, where the head_dim has none of its own, one with that head_dim as a constant, rendered on demand.
+serve the problem, and ones with its head_dim as a constant of the text, rendered on demand; which goes first, the algorithm says.
 """
 
 from __future__ import annotations
