@@ -56,15 +56,6 @@ struct Call {
     d_v_part: u32,
 }
 
-// A block of the strip's queries that sees one of the workgroup's keys
-struct Place {
-    h: u32,  // query head of the group; the group's size where there is no such block
-    block: u32,  // block of the strip's queries
-    strip_slot: u32,
-    first_col: u32,  // where the first of the keys stands in the block's rows of scores
-    whole: bool,  // whether every query of the block sees every one of the keys
-}
-
 @group(0) @binding(0) var<storage, read> q: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read> d_o: array<vec4<f32>>;
 @group(0) @binding(2) var<storage, read> scores: array<vec4<f32>>;
@@ -164,57 +155,6 @@ fn write_d_v(row: u32, channel: u32, x: vec4<f32>, add: bool) {
     }
 }
 
-// The first place of this part from (h, block) on. The part has every query_parts-th block from first_block on, in every
-// head_parts-th head.
-fn seek(from_h: u32, from_block: u32, first_block: u32, kv_slot: u32, first_key: u32) -> Place {
-    let group = call.heads / call.kv_heads;
-    let block_count = min(call.strip_rows, call.q_len - call.row_first + QUERY_ROWS - 1u) / QUERY_ROWS;
-    var h = from_h;
-    var block = from_block;
-    while (h < group) {
-        let slot = kv_slot * group + h;
-        if (block >= block_count || slot < call.slot_first || slot >= call.slot_first + call.strip_slots) {
-            h += call.head_parts;
-            block = first_block;
-            continue;
-        }
-        let hull = hull_of(slot / call.heads, call.row_first / QUERY_ROWS + block);
-        if (i32(first_key) < hull.w && i32(first_key + ROWS) > hull.x) {
-            let whole = i32(first_key) >= hull.y && i32(first_key + ROWS) <= hull.z;
-            return Place(h, block, slot - call.slot_first, first_key - base_of(hull), whole);
-        }
-        block += call.query_parts;
-    }
-    return Place(group, 0u, 0u, 0u, false);
-}
-
-// Stages P and dS of one query and four keys; `first_row` is the chunk's first row of the strip, over all its slots.
-fn stage_scores(entry: u32, first_row: u32, first_col: u32) {
-    let row = first_row + entry / ROW_VECS;
-    let terms = row_terms[row];
-    let source = (row * call.key_stride + first_col) / 2u + entry % ROW_VECS * 2u;
-    let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
-    let p = vec4<f32>(pairs[0].xz, pairs[1].xz) * terms.x;
-    let ds = d_s(p, vec4<f32>(pairs[0].yw, pairs[1].yw), terms.y);
-    p_tile[entry] = p;
-    ds_tile[entry] = ds;
-}
-
-// Stages four channels of one query's rows of Q and dO.
-fn stage_rows(entry: u32, q_first: u32, d_o_first: u32, first_query: u32, first_channel: u32, whole: bool) {
-    let query = first_query + entry / COL_VECS;
-    let channel = first_channel + entry % COL_VECS;
-    let q_row = read_q(q_first, query, channel);
-    let do_row = read_d_o(d_o_first, query, channel);
-    if (whole) {
-        q_tile[entry] = q_row;
-        do_tile[entry] = do_row;
-    } else {
-        q_tile[entry] = finite_or_zero(q_row);
-        do_tile[entry] = finite_or_zero(do_row);
-    }
-}
-
 @compute @workgroup_size(128, 1, 1)
 fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
     let group = call.heads / call.kv_heads;
@@ -228,9 +168,31 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     let row = tid / COL_THREADS * ROW_REG;  // this thread's first key of the block
     let col = tid % COL_THREADS;  // its channels are the vec4 col, col + COL_THREADS, …
 
+    // (h, block, chunk) runs over the part's heads of the group, their blocks that see one of the keys, and the blocks' chunks.
+    let block_count = min(call.strip_rows, call.q_len - call.row_first + QUERY_ROWS - 1u) / QUERY_ROWS;
     let first_block = part % call.query_parts;
-    var place = seek(part / call.query_parts, first_block, first_block, kv_slot, first_key);
-    if (place.h >= group && call.add_k != 0u && call.add_v != 0u) {
+    var h = part / call.query_parts;
+    var block = first_block;
+    var strip_slot = 0u;
+    var first_col = 0u;  // where the first of the keys stands in the block's rows of scores
+    var whole = false;  // whether every query of the block sees every one of the keys
+    while (h < group) {
+        let slot = kv_slot * group + h;
+        if (block >= block_count || slot < call.slot_first || slot >= call.slot_first + call.strip_slots) {
+            h += call.head_parts;
+            block = first_block;
+            continue;
+        }
+        let hull = hull_of(batch, call.row_first / QUERY_ROWS + block);
+        if (i32(first_key) < hull.w && i32(first_key + ROWS) > hull.x) {
+            strip_slot = slot - call.slot_first;
+            first_col = first_key - base_of(hull);
+            whole = i32(first_key) >= hull.y && i32(first_key + ROWS) <= hull.z;
+            break;
+        }
+        block += call.query_parts;
+    }
+    if (h >= group && call.add_k != 0u && call.add_v != 0u) {
         return;  // there is nothing to add
     }
     // A long sum goes in stretches of SUM_ROWS queries, each added to what is there: one chain of additions would lose accuracy.
@@ -254,17 +216,63 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
         var dk_7_0 = vec4<f32>();
         var dv_7_0 = vec4<f32>();
         var queries = 0u;
-        while (place.h < group && queries < SUM_ROWS) {
-            let strip_row = place.block * QUERY_ROWS + chunk;
-            let first_row = place.strip_slot * call.strip_rows + strip_row;
-            let first_query = call.row_first + strip_row;
-            let q_first = q_start(batch, kv_head * group + place.h);
-            let d_o_first = d_o_start(batch, kv_head * group + place.h);
+        while (h < group && queries < SUM_ROWS) {
+            let chunk_row = block * QUERY_ROWS + chunk;  // the chunk's first row of the strip
+            let first_row = strip_slot * call.strip_rows + chunk_row;  // over all the strip's slots
+            let first_query = call.row_first + chunk_row;
+            let q_first = q_start(batch, kv_head * group + h);
+            let d_o_first = d_o_start(batch, kv_head * group + h);
             workgroupBarrier();  // the chunk before has been read
-            stage_scores(tid, first_row, place.first_col);
-            stage_scores(tid + THREADS, first_row, place.first_col);
-            stage_rows(tid, q_first, d_o_first, first_query, first_channel, place.whole);
-            stage_rows(tid + THREADS, q_first, d_o_first, first_query, first_channel, place.whole);
+            {
+                let entry = tid;
+                let strip_row = first_row + entry / ROW_VECS;
+                let terms = row_terms[strip_row];
+                let source = (strip_row * call.key_stride + first_col) / 2u + entry % ROW_VECS * 2u;
+                let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
+                let p = vec4<f32>(pairs[0].xz, pairs[1].xz) * terms.x;
+                let ds = d_s(p, vec4<f32>(pairs[0].yw, pairs[1].yw), terms.y);
+                p_tile[entry] = p;
+                ds_tile[entry] = ds;
+            }
+            {
+                let entry = tid + THREADS;
+                let strip_row = first_row + entry / ROW_VECS;
+                let terms = row_terms[strip_row];
+                let source = (strip_row * call.key_stride + first_col) / 2u + entry % ROW_VECS * 2u;
+                let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
+                let p = vec4<f32>(pairs[0].xz, pairs[1].xz) * terms.x;
+                let ds = d_s(p, vec4<f32>(pairs[0].yw, pairs[1].yw), terms.y);
+                p_tile[entry] = p;
+                ds_tile[entry] = ds;
+            }
+            {
+                let entry = tid;
+                let query = first_query + entry / COL_VECS;
+                let channel = first_channel + entry % COL_VECS;
+                let q_row = read_q(q_first, query, channel);
+                let do_row = read_d_o(d_o_first, query, channel);
+                if (whole) {
+                    q_tile[entry] = q_row;
+                    do_tile[entry] = do_row;
+                } else {
+                    q_tile[entry] = finite_or_zero(q_row);
+                    do_tile[entry] = finite_or_zero(do_row);
+                }
+            }
+            {
+                let entry = tid + THREADS;
+                let query = first_query + entry / COL_VECS;
+                let channel = first_channel + entry % COL_VECS;
+                let q_row = read_q(q_first, query, channel);
+                let do_row = read_d_o(d_o_first, query, channel);
+                if (whole) {
+                    q_tile[entry] = q_row;
+                    do_tile[entry] = do_row;
+                } else {
+                    q_tile[entry] = finite_or_zero(q_row);
+                    do_tile[entry] = finite_or_zero(do_row);
+                }
+            }
             workgroupBarrier();  // the chunk is complete
             for (var i = 0u; i < CHUNK; i++) {
                 // dV_j += P_ij·dO_i
@@ -297,7 +305,23 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             queries += CHUNK;
             if (chunk == QUERY_ROWS) {
                 chunk = 0u;
-                place = seek(place.h, place.block + call.query_parts, first_block, kv_slot, first_key);
+                block += call.query_parts;
+                while (h < group) {
+                    let slot = kv_slot * group + h;
+                    if (block >= block_count || slot < call.slot_first || slot >= call.slot_first + call.strip_slots) {
+                        h += call.head_parts;
+                        block = first_block;
+                        continue;
+                    }
+                    let hull = hull_of(batch, call.row_first / QUERY_ROWS + block);
+                    if (i32(first_key) < hull.w && i32(first_key + ROWS) > hull.x) {
+                        strip_slot = slot - call.slot_first;
+                        first_col = first_key - base_of(hull);
+                        whole = i32(first_key) >= hull.y && i32(first_key + ROWS) <= hull.z;
+                        break;
+                    }
+                    block += call.query_parts;
+                }
             }
         }
 
@@ -358,7 +382,7 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             write_d_k(d_k_row, first_channel + col, dk_7_0, added || call.add_k != 0u);
             write_d_v(d_v_row, first_channel + col, dv_7_0, added || call.add_v != 0u);
         }
-        if (place.h >= group) {
+        if (h >= group) {
             break;
         }
         added = true;

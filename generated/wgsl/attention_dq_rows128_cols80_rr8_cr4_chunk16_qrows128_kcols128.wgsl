@@ -115,27 +115,6 @@ fn write_d_q(row: u32, channel: u32, x: vec4<f32>, add: bool) {
     }
 }
 
-// Stages dS of one query and four keys; `first_row` is the block's first row of the strip, over all its slots.
-fn stage_scores(entry: u32, first_row: u32, first_col: u32) {
-    let row = first_row + entry / CHUNK_VECS;
-    let terms = row_terms[row];
-    let source = (row * call.key_stride + first_col) / 2u + entry % CHUNK_VECS * 2u;
-    let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
-    let p = vec4<f32>(pairs[0].xz, pairs[1].xz) * terms.x;
-    let ds = d_s(p, vec4<f32>(pairs[0].yw, pairs[1].yw), terms.y);
-    ds_tile[entry / CHUNK_VECS * ROW_STRIDE + entry % CHUNK_VECS] = ds;
-}
-
-// Stages four channels of one key's row of K.
-fn stage_k(entry: u32, start: u32, first_key: u32, first_channel: u32, whole: bool) {
-    let k_row = read_k(start, first_key + entry / COL_VECS, first_channel + entry % COL_VECS);
-    if (whole) {
-        k_tile[entry] = k_row;
-    } else {
-        k_tile[entry] = finite_or_zero(k_row);
-    }
-}
-
 @compute @workgroup_size(320, 1, 1)
 fn attention_dq(
     @builtin(workgroup_id) workgroup: vec3<u32>,
@@ -148,9 +127,9 @@ fn attention_dq(
     let batch = slot / call.heads;
     let head = slot % call.heads;
     let kv_head = head / (call.heads / call.kv_heads);
-    let strip_row = (workgroups.y - 1u - workgroup.y) * ROWS;
-    let first_row = strip_slot * call.strip_rows + strip_row;
-    let first_query = call.row_first + strip_row;
+    let block_row = (workgroups.y - 1u - workgroup.y) * ROWS;  // the block's first row of the strip
+    let first_row = strip_slot * call.strip_rows + block_row;  // over all the strip's slots
+    let first_query = call.row_first + block_row;
     if (first_query >= call.q_len) {
         return;
     }
@@ -175,14 +154,38 @@ fn attention_dq(
     let blocks = select(0u, (u32(hull.w) + KEY_COLS - 1u) / KEY_COLS - first_block, seen);
     let begin = (first_block + blocks * part / call.key_parts) * KEY_COLS;
     let end = (first_block + blocks * (part + 1u) / call.key_parts) * KEY_COLS;
-    for (var key = begin; key < end; key += CHUNK) {
-        let whole = i32(key) >= hull.y && i32(key + CHUNK) <= hull.z;
+    for (var first_key = begin; first_key < end; first_key += CHUNK) {
+        let whole = i32(first_key) >= hull.y && i32(first_key + CHUNK) <= hull.z;
         workgroupBarrier();  // the chunk before has been read
-        stage_scores(tid, first_row, key - base);
-        if (tid + THREADS < ROWS * CHUNK_VECS) {
-            stage_scores(tid + THREADS, first_row, key - base);
+        {
+            let entry = tid;
+            let strip_row = first_row + entry / CHUNK_VECS;
+            let terms = row_terms[strip_row];
+            let source = (strip_row * call.key_stride + first_key - base) / 2u + entry % CHUNK_VECS * 2u;
+            let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
+            let p = vec4<f32>(pairs[0].xz, pairs[1].xz) * terms.x;
+            let ds = d_s(p, vec4<f32>(pairs[0].yw, pairs[1].yw), terms.y);
+            ds_tile[entry / CHUNK_VECS * ROW_STRIDE + entry % CHUNK_VECS] = ds;
         }
-        stage_k(tid, k_first, key, first_channel, whole);
+        if (tid + THREADS < ROWS * CHUNK_VECS) {
+            let entry = tid + THREADS;
+            let strip_row = first_row + entry / CHUNK_VECS;
+            let terms = row_terms[strip_row];
+            let source = (strip_row * call.key_stride + first_key - base) / 2u + entry % CHUNK_VECS * 2u;
+            let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
+            let p = vec4<f32>(pairs[0].xz, pairs[1].xz) * terms.x;
+            let ds = d_s(p, vec4<f32>(pairs[0].yw, pairs[1].yw), terms.y);
+            ds_tile[entry / CHUNK_VECS * ROW_STRIDE + entry % CHUNK_VECS] = ds;
+        }
+        {
+            let entry = tid;
+            let k_row = read_k(k_first, first_key + entry / COL_VECS, first_channel + entry % COL_VECS);
+            if (whole) {
+                k_tile[entry] = k_row;
+            } else {
+                k_tile[entry] = finite_or_zero(k_row);
+            }
+        }
         workgroupBarrier();  // the chunk is complete
 
         // dQ_i += dS_ij·K_j, four keys at a time

@@ -132,30 +132,6 @@ fn key_of(row: u32) -> u32 {
     return row % (COLS / 2u) * 2u + row / (COLS / 2u);
 }
 
-fn stage_q(entry: u32, start: u32, first_query: u32, channel: u32) {
-    let row = entry / CHUNK;
-    let c = entry % CHUNK;
-    tile[row * ROW_STRIDE + c] = read_q(start, first_query + row, channel + c);
-}
-
-fn stage_d_o(entry: u32, start: u32, first_query: u32, channel: u32) {
-    let row = entry / CHUNK;
-    let c = entry % CHUNK;
-    tile[row * ROW_STRIDE + c] = read_d_o(start, first_query + row, channel + c);
-}
-
-fn stage_k(entry: u32, start: u32, first_key: u32, channel: u32) {
-    let row = entry / CHUNK;
-    let c = entry % CHUNK;
-    tile[COL_TILE + row * ROW_STRIDE + c] = read_k(start, first_key + key_of(row), channel + c);
-}
-
-fn stage_v(entry: u32, start: u32, first_key: u32, channel: u32) {
-    let row = entry / CHUNK;
-    let c = entry % CHUNK;
-    tile[COL_TILE + row * ROW_STRIDE + c] = read_v(start, first_key + key_of(row), channel + c);
-}
-
 @compute @workgroup_size(128, 1, 1)
 fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_invocation_index) tid: u32) {
     let slot = call.slot_first + workgroup.z;
@@ -276,12 +252,42 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
     var s_7_7 = 0.0;
     for (var channel = 0u; channel < HEAD_DIM / 4u; channel += CHUNK) {
         workgroupBarrier();  // the chunk before has been read
-        stage_q(tid, q_first, first_query, channel);
-        stage_q(tid + THREADS, q_first, first_query, channel);
-        stage_k(tid, k_first, first_key, channel);
-        stage_k(tid + THREADS, k_first, first_key, channel);
-        stage_k(tid + 2u * THREADS, k_first, first_key, channel);
-        stage_k(tid + 3u * THREADS, k_first, first_key, channel);
+        {
+            let entry = tid;
+            let row = entry / CHUNK;
+            let c = entry % CHUNK;
+            tile[row * ROW_STRIDE + c] = read_q(q_first, first_query + row, channel + c);
+        }
+        {
+            let entry = tid + THREADS;
+            let row = entry / CHUNK;
+            let c = entry % CHUNK;
+            tile[row * ROW_STRIDE + c] = read_q(q_first, first_query + row, channel + c);
+        }
+        {
+            let entry = tid;
+            let row = entry / CHUNK;
+            let c = entry % CHUNK;
+            tile[COL_TILE + row * ROW_STRIDE + c] = read_k(k_first, first_key + key_of(row), channel + c);
+        }
+        {
+            let entry = tid + THREADS;
+            let row = entry / CHUNK;
+            let c = entry % CHUNK;
+            tile[COL_TILE + row * ROW_STRIDE + c] = read_k(k_first, first_key + key_of(row), channel + c);
+        }
+        {
+            let entry = tid + 2u * THREADS;
+            let row = entry / CHUNK;
+            let c = entry % CHUNK;
+            tile[COL_TILE + row * ROW_STRIDE + c] = read_k(k_first, first_key + key_of(row), channel + c);
+        }
+        {
+            let entry = tid + 3u * THREADS;
+            let row = entry / CHUNK;
+            let c = entry % CHUNK;
+            tile[COL_TILE + row * ROW_STRIDE + c] = read_k(k_first, first_key + key_of(row), channel + c);
+        }
         workgroupBarrier();  // the chunk is complete
         for (var c = 0u; c < CHUNK; c++) {
             let b_0 = tile[COL_TILE + col * ROW_STRIDE + c];
@@ -500,12 +506,42 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
     var dp_7_7 = 0.0;
     for (var channel = 0u; channel < V_HEAD_DIM / 4u; channel += CHUNK) {
         workgroupBarrier();  // the chunk before has been read
-        stage_d_o(tid, d_o_first, first_query, channel);
-        stage_d_o(tid + THREADS, d_o_first, first_query, channel);
-        stage_v(tid, v_first, first_key, channel);
-        stage_v(tid + THREADS, v_first, first_key, channel);
-        stage_v(tid + 2u * THREADS, v_first, first_key, channel);
-        stage_v(tid + 3u * THREADS, v_first, first_key, channel);
+        {
+            let entry = tid;
+            let row = entry / CHUNK;
+            let c = entry % CHUNK;
+            tile[row * ROW_STRIDE + c] = read_d_o(d_o_first, first_query + row, channel + c);
+        }
+        {
+            let entry = tid + THREADS;
+            let row = entry / CHUNK;
+            let c = entry % CHUNK;
+            tile[row * ROW_STRIDE + c] = read_d_o(d_o_first, first_query + row, channel + c);
+        }
+        {
+            let entry = tid;
+            let row = entry / CHUNK;
+            let c = entry % CHUNK;
+            tile[COL_TILE + row * ROW_STRIDE + c] = read_v(v_first, first_key + key_of(row), channel + c);
+        }
+        {
+            let entry = tid + THREADS;
+            let row = entry / CHUNK;
+            let c = entry % CHUNK;
+            tile[COL_TILE + row * ROW_STRIDE + c] = read_v(v_first, first_key + key_of(row), channel + c);
+        }
+        {
+            let entry = tid + 2u * THREADS;
+            let row = entry / CHUNK;
+            let c = entry % CHUNK;
+            tile[COL_TILE + row * ROW_STRIDE + c] = read_v(v_first, first_key + key_of(row), channel + c);
+        }
+        {
+            let entry = tid + 3u * THREADS;
+            let row = entry / CHUNK;
+            let c = entry % CHUNK;
+            tile[COL_TILE + row * ROW_STRIDE + c] = read_v(v_first, first_key + key_of(row), channel + c);
+        }
         workgroupBarrier();  // the chunk is complete
         for (var c = 0u; c < CHUNK; c++) {
             let b_0 = tile[COL_TILE + col * ROW_STRIDE + c];
