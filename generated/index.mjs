@@ -141,7 +141,7 @@ export function manifest() {
   return manifestPromise;
 }
 
-/** What took the place of a name that left, in words; "" where nothing did. The rule is `successor` in rendering/manifest.py. */
+/** What took the place of a name that left, in words; "" where nothing did: the rule of `successor` in rendering/manifest.py. */
 function successor(name, entries) {
   const parts = new Set(name.split("_"));
   const dims = Object.fromEntries([...name.matchAll(/_([dv])(\d+)(?![^_])/g)].map(([, tag, number]) => [tag, Number(number)]));
@@ -154,8 +154,9 @@ function successor(name, entries) {
     const served =
       entry.constants.every((constant) => takes(constant, sizes[constant.size])) &&
       (!("d" in dims) || (least <= sizes.head_dim && sizes.head_dim <= most));
-    const left = [...kept].every((part) => parts.has(part)) && [...parts].every((part) => kept.has(part) || /^[a-z]+\d+$/.test(part));
-    if (served && left && (kept.size > found.kept || (kept.size === found.kept && open > found.open))) {
+    const isLeft = [...kept].every((part) => parts.has(part));
+    const lostNumbers = [...parts].every((part) => kept.has(part) || /^[a-z]+\d+$/.test(part));
+    if (served && isLeft && lostNumbers && (kept.size > found.kept || (kept.size === found.kept && open > found.open))) {
       const values = entry.constants.map(({ name: constant, size }) => `${constant}: ${sizes[size]}`).join(", ");
       found = { kept: kept.size, open, told: open ? `${other} with the constants {${values}}` : other };
     }

@@ -217,8 +217,6 @@ FIRST = ("48k", "32k", "16k")
 """The layouts that selection tries by itself; the others are what tuning tables name."""
 TUNED = (("64x32", 128), ("64x64", 64), ("128x128", 64))
 """The layouts of the shipped tuning tables' rows, with the head_dim that they were measured at."""
-
-
 TERMS = ((True, False), (False, True), (True, True))
 """Softcap and ALiBi, where there is one of them."""
 

@@ -100,8 +100,8 @@ def successor(name: str) -> str:
         open_ = [from_plain(Constant, constant) for constant in entry["constants"]]
         least, most = entry["serves"]["head_dim"]
         served = all(c.takes(sizes[c.size]) for c in open_) and ("d" not in dims or least <= sizes["head_dim"] <= most)
-        if kept <= parts and all(re.fullmatch(r"[a-z]+\d+", part) for part in parts - kept) and served:
+        lost_numbers = all(re.fullmatch(r"[a-z]+\d+", part) for part in parts - kept)
+        if served and kept <= parts and lost_numbers and (len(kept), len(open_)) > found[0]:
             values = ", ".join(f"{c.name}: {sizes[c.size]}" for c in open_)
-            told = f"{other} with the constants {{{values}}}" if open_ else other
-            found = max(found, ((len(kept), len(open_)), told))
+            found = (len(kept), len(open_)), f"{other} with the constants {{{values}}}" if open_ else other
     return found[1]
