@@ -35,6 +35,8 @@ class Plan(Program):
 
     def __init__(self, recipe: Recipe, device: Device, selection: Selection | None = None, pool: Pool | None = None) -> None:
         """``selection`` says where the recipe comes from; ``pool`` is where scratch comes from, by default the plan's own."""
+        if not isinstance(recipe.problem, Problem):
+            raise ArgumentError("recipe", f"one for a {type(recipe.problem).__name__}", "one for a Problem")
         super().__init__(recipe, device, pool)
         self.selection = selection
         self.problem = recipe.problem
