@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from .errors import ArgumentError
 from .gpu.device import Device, default_device
 from .planning.execute import run_plan
-from .planning.plan import plan
+from .planning.plans import plan
 from .planning.rope import rope_program
 from .problem.checks import floats
 from .problem.intervals import document_starts, key_counts

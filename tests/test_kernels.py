@@ -43,7 +43,7 @@ from wgsl_attention.reference import attention as reference
 from wgsl_attention.reference.attention import Outputs
 from wgsl_attention.reference.samples import Sample
 from wgsl_attention.rendering.kernel_text import rendered
-from wgsl_attention.rendering.render import render
+from wgsl_attention.rendering.renderer import render
 from wgsl_attention.selection import catalog
 
 ALGORITHMS = tuple(RECIPES)

@@ -20,7 +20,7 @@ from wgsl_attention.kernels.original import AttentionBackwardShort
 from wgsl_attention.problem.problem import GRADIENTS
 from wgsl_attention.reference.attention import Outputs
 from wgsl_attention.reference.samples import Sample
-from wgsl_attention.selection.select import select
+from wgsl_attention.selection.ranking import select
 
 Array = np.ndarray[Any, Any]
 COPY_SRC, COPY_DST, UNIFORM, STORAGE = 4, 8, 64, 128

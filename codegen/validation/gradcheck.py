@@ -16,7 +16,7 @@ from ..algorithms.algorithm import algorithm_named
 from ..errors import UnservedProblemError, WgslAttentionError
 from ..gpu.device import Device, default_device
 from ..planning.execute import run_plan
-from ..planning.plan import plan
+from ..planning.plans import plan
 from ..planning.rope import rope_program
 from ..problem.rotation import ROPE_BASE, Rotation, resolve_angles
 from ..reference.accuracy import Expected, Judgement, judge_rope

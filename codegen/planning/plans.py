@@ -14,7 +14,7 @@ from ..kernels.variant import Variant
 from ..problem.problem import Problem
 from ..problem.scalars import resolve_numbers
 from ..rendering.kernel_text import may_run_unchecked, rendered
-from ..selection.select import Selection, select
+from ..selection.ranking import Selection, select
 from ..selection.table_files import default_table
 from ..selection.tables import Table
 from .program import BoundStep, Program
