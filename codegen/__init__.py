@@ -21,15 +21,15 @@ from .errors import (
 from .gpu.device import Device, adapters, default_device, open_device
 from .kernels.facts import RenderedVariant
 from .kernels.variant import Variant
-from .planning.plan import Plan, plan, prepare
+from .planning.plans import Plan, plan, prepare
 from .planning.rope import record_rope_backward
 from .problem.documents import doc_start_from_cu_seqlens, doc_start_from_lengths, doc_start_from_segment_ids
 from .problem.mask import Mask
 from .problem.problem import Problem
 from .problem.strides import Strides
 from .profile import PROFILES, DeviceProfile, Limits
-from .rendering.render import render
-from .selection.select import Selection, select
+from .rendering.renderer import render
+from .selection.ranking import Selection, select
 from .tuning.journal import Measurement
 from .tuning.tuner import tune
 

@@ -12,12 +12,13 @@ from numpy.typing import ArrayLike, NDArray
 from .errors import ArgumentError
 from .gpu.device import Device, default_device
 from .planning.execute import run_plan
-from .planning.plan import plan
-from .planning.rope import check_rope, record_rope_backward
+from .planning.plans import plan
+from .planning.rope import rope_program
 from .problem.checks import floats
 from .problem.intervals import document_starts, key_counts
 from .problem.mask import Mask
 from .problem.problem import Problem
+from .problem.rotation import ROPE_BASE, Rotation, resolve_angles
 from .problem.scalars import Numbers, resolve_numbers
 from .reference import attention as reference
 
@@ -130,7 +131,7 @@ def attention_backward(
     return Gradients(**{name: array if batched else array[0] for name, array in found.items()})
 
 
-def rope_backward(d_x: ArrayLike, base: float = 10000.0, offset: int = 0, *, device: Device | None = None) -> F32:
+def rope_backward(d_x: ArrayLike, base: float = ROPE_BASE, offset: int = 0, *, device: Device | None = None) -> F32:
     """The gradient before rotary embedding from the gradient after it: the inverse rotation, pairs interleaved (2i, 2i + 1).
 
     ``d_x`` is (seq, heads, head_dim) or (batch, seq, heads, head_dim), converted to float32; position p turns pair i by
@@ -141,16 +142,10 @@ def rope_backward(d_x: ArrayLike, base: float = 10000.0, offset: int = 0, *, dev
     if array.ndim not in (3, 4) or 0 in array.shape:
         raise ArgumentError("d_x", f"shape {array.shape}", "(seq, heads, head_dim) or (batch, seq, heads, head_dim)")
     shape = array.shape if array.ndim == 4 else (1, *array.shape)
-    check_rope(shape[3], base, offset, shape[1])
-    device = device or default_device()
-    buffer = device.storage(array, label="d_x")
-    with device.guard("running rotary embedding backward"):
-        encoder = device.raw.create_command_encoder()
-        record_rope_backward(
-            device, encoder, buffer, batch=shape[0], seq=shape[1], heads=shape[2], head_dim=shape[3], base=base, offset=offset
-        )
-        device.raw.queue.submit([encoder.finish()])
-    return np.frombuffer(device.read(buffer, array.nbytes), np.float32).reshape(array.shape).copy()
+    rotation = Rotation(batch=shape[0], seq=shape[1], heads=shape[2], head_dim=shape[3])
+    angles = resolve_angles(rotation, base, offset)
+    program = rope_program(rotation, device or default_device())
+    return run_plan(program, {"d_x": array.reshape(shape)}, angles)["d_x"].reshape(array.shape)
 
 
 def _rows(name: str, value: ArrayLike, problem: Problem, batched: bool) -> F32:

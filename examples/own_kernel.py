@@ -24,7 +24,7 @@ from wgsl_attention.kernels.facts import WorkgroupArray
 from wgsl_attention.kernels.tiled_products import AttentionDq
 from wgsl_attention.kernels.variant import param
 from wgsl_attention.selection import tables as tuning
-from wgsl_attention.selection.select import choices
+from wgsl_attention.selection.ranking import choices
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

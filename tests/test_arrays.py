@@ -15,7 +15,7 @@ from wgsl_attention.gpu.device import Device
 from wgsl_attention.problem.problem import GRADIENTS
 from wgsl_attention.reference import attention as float64
 from wgsl_attention.reference.samples import Sample
-from wgsl_attention.selection.select import select
+from wgsl_attention.selection.ranking import select
 
 Array = np.ndarray[Any, Any]
 SEQ, HEADS, KV_HEADS, HEAD_DIM = 24, 4, 2, 16

@@ -23,7 +23,7 @@ from wgsl_attention.benchmarking.pytorch import TorchRunner
 from wgsl_attention.benchmarking.timing import Timing, Workbench, race
 from wgsl_attention.cli import plots
 from wgsl_attention.gpu.device import Pipeline
-from wgsl_attention.planning.plan import plan
+from wgsl_attention.planning.plans import plan
 from wgsl_attention.reference.samples import timed_sample
 
 Out = pytest.CaptureFixture[str]

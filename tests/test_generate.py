@@ -23,7 +23,7 @@ from wgsl_attention.kernels.original import AttentionBackward
 from wgsl_attention.problem.mask import Mask
 from wgsl_attention.problem.problem import Problem
 from wgsl_attention.rendering import build, manifest, typescript
-from wgsl_attention.rendering.render import render
+from wgsl_attention.rendering.renderer import render
 from wgsl_attention.selection import catalog
 
 FOLDER = Path(generated.__file__).parent

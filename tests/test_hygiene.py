@@ -8,7 +8,7 @@ import pytest
 from support.grid import others
 from wgsl_attention.kernels.facts import RenderedVariant
 from wgsl_attention.rendering import manifest
-from wgsl_attention.rendering.render import render
+from wgsl_attention.rendering.renderer import render
 from wgsl_attention.wgsl.hygiene import RULES, check
 
 OTHERS = others()

@@ -36,14 +36,14 @@ from wgsl_attention.kernels.families import FAMILIES
 from wgsl_attention.kernels.original import SHORT_MASKS, AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
 from wgsl_attention.kernels.rope import RopeKBackward, RopeQBackward
 from wgsl_attention.kernels.variant import WORKGROUP_SIZES, Variant
-from wgsl_attention.planning.rope import rope_ratio
 from wgsl_attention.problem.mask import Align, Mask
 from wgsl_attention.problem.problem import GRADIENTS, Problem
+from wgsl_attention.problem.rotation import rope_ratio
 from wgsl_attention.reference import attention as reference
 from wgsl_attention.reference.attention import Outputs
 from wgsl_attention.reference.samples import Sample
 from wgsl_attention.rendering.kernel_text import rendered
-from wgsl_attention.rendering.render import render
+from wgsl_attention.rendering.renderer import render
 from wgsl_attention.selection import catalog
 
 ALGORITHMS = tuple(RECIPES)

@@ -20,7 +20,7 @@ from wgsl_attention.reference import attention as reference
 from wgsl_attention.reference.accuracy import Expected
 from wgsl_attention.reference.samples import Sample
 from wgsl_attention.rendering import manifest
-from wgsl_attention.rendering.render import render
+from wgsl_attention.rendering.renderer import render
 
 Array = np.ndarray[Any, Any]
 SEQ, HEAD_DIM = 70, 64

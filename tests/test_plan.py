@@ -20,7 +20,7 @@ from wgsl_attention.kernels.original import AttentionBackwardShort
 from wgsl_attention.problem.problem import GRADIENTS
 from wgsl_attention.reference.attention import Outputs
 from wgsl_attention.reference.samples import Sample
-from wgsl_attention.selection.select import select
+from wgsl_attention.selection.ranking import select
 
 Array = np.ndarray[Any, Any]
 COPY_SRC, COPY_DST, UNIFORM, STORAGE = 4, 8, 64, 128
@@ -422,8 +422,14 @@ def test_rope_on_the_callers_buffer(wgpu: Device) -> None:
         (None, "got nothing"),
         (d_x, "ndarray"),
     ):
-        with pytest.raises(GpuBufferError, match=message):
+        with pytest.raises(GpuBufferError, match=f"'d_x': .*{message}"):
             wa.record_rope_backward(wgpu, encoder, bad, **sizes)
+    good = buffer(wgpu, d_x.nbytes)
+    for name, wrong in (("seq", 0), ("heads", 1.5), ("batch", True), ("head_dim", 7), ("tensor", "v"), ("base", -1.0)):
+        with pytest.raises(ArgumentError, match=name):
+            wa.record_rope_backward(wgpu, encoder, good, **{**sizes, name: wrong})
+    with pytest.raises(ArgumentError, match="buffer: got 4294967296 elements"):
+        wa.record_rope_backward(wgpu, encoder, good, seq=1 << 16, heads=1 << 8, head_dim=256)
 
 
 # A device with WebGPU's defaults, and less

@@ -14,8 +14,8 @@ from wgsl_attention.kernels.families import FAMILIES
 from wgsl_attention.kernels.quirks import Quirk
 from wgsl_attention.kernels.variant import Variant
 from wgsl_attention.rendering import manifest
-from wgsl_attention.selection import select as selection
-from wgsl_attention.selection.select import select
+from wgsl_attention.selection import ranking
+from wgsl_attention.selection.ranking import select
 from wgsl_attention.selection.tables import EMPTY
 from wgsl_attention.validation import matrix, toolchains
 
@@ -46,9 +46,9 @@ def quirk(monkeypatch: pytest.MonkeyPatch) -> Iterator[Variant]:
         link="https://example.com/issues/7",
     )
     monkeypatch.setattr(quirks, "QUIRKS", (entry,))
-    selection._select.cache_clear()
+    ranking._select.cache_clear()
     yield bad
-    selection._select.cache_clear()
+    ranking._select.cache_clear()
 
 
 def test_selection_goes_round_it_and_says_why(quirk: Variant) -> None:

@@ -15,7 +15,9 @@ import wgsl_attention as wa
 from support.attention import SENTINEL, problem, rule, sample, wgpu_device
 from wgsl_attention import ArgumentError, Device, DeviceError, GpuBufferError, Limits, Mask, Plan, Problem
 from wgsl_attention.gpu.device import open_device
+from wgsl_attention.planning.rope import rope_program
 from wgsl_attention.problem.problem import GRADIENTS
+from wgsl_attention.problem.rotation import Rotation
 from wgsl_attention.reference.attention import Outputs
 from wgsl_attention.reference.samples import Sample
 
@@ -232,6 +234,37 @@ def test_a_warm_record_makes_nothing(wgpu: Device, x: Sample, monkeypatch: pytes
     assert wa.plan(CAUSAL, wgpu, algorithm=algorithm) is made
     record(encoder)
     assert counted.made == []
+
+
+def test_a_warm_rotation_makes_nothing(wgpu: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rotary embedding goes by the same caches, and its bind groups go with its buffers."""
+    wgpu.release()
+    buffers = [wgpu.zeros(4 * 2 * 5 * 3 * 8) for _ in range(2)]
+
+    def record(encoder: Any) -> None:
+        for tensor, base, offset in itertools.product(("q", "k"), (10000.0, 500), (0, 7, 100_000)):
+            for buffer in buffers:
+                given = {"batch": 2, "seq": 5, "heads": 3, "head_dim": 8, "base": base, "offset": offset, "tensor": tensor}
+                wa.record_rope_backward(wgpu, encoder, buffer, **given)
+
+    wgpu.submit(record)
+    programs = [rope_program(Rotation(batch=2, seq=5, heads=3, head_dim=8), wgpu, tensor) for tensor in ("q", "k")]
+    assert len(wgpu.plans) == 2 and [len(program._bound) for program in programs] == [12, 12]
+    counted = Counted(wgpu.raw)
+    for holder, name in ((wgpu, "raw"), (wgpu._memory, "_raw"), (wgpu._pipelines, "_raw")):
+        monkeypatch.setattr(holder, name, counted)
+    record(wgpu.raw.create_command_encoder())
+    assert counted.made == ["create_command_encoder"]
+    buffers.pop()
+    assert [len(program._bound) for program in programs] == [6, 6]
+
+
+def test_a_plan_is_for_a_problem(wgpu: Device) -> None:
+    recipe = rope_program(Rotation(seq=5, heads=3, head_dim=8), wgpu).recipe
+    with pytest.raises(ArgumentError, match="recipe: got one for a Rotation"):
+        Plan(recipe, wgpu)
+    given = wa.plan(CAUSAL, wgpu, algorithm="streaming").recipe
+    assert Plan(given, wgpu).explain() == given.label and given.label.startswith("streaming: attention_backward_wg")
 
 
 def test_plans_are_kept_by_problem_and_options(wgpu: Device) -> None:

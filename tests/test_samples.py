@@ -63,6 +63,7 @@ def test_what_is_given_stays() -> None:
     made = random_sample(EVERY, q=q, lse=lse, doc_start=np.arange(70), kv_lengths=[1, 70], scale=0.5, softcap=9.0).completed()
     assert np.array_equal(made["q"], q) and not made["lse"].any() and made["kv_lengths"].tolist() == [1, 70]
     assert made["doc_start"].shape == (2, 70) and made["doc_start"].dtype == np.uint32
+    assert np.array_equal(made["k"], random_sample(EVERY, doc_start=np.arange(70))["k"])
     assert (made.scale, made.softcap) == (0.5, 9.0) == made.numbers
 
 

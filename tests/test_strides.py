@@ -25,7 +25,7 @@ from wgsl_attention.errors import ArgumentError, GpuBufferError, UnservedProblem
 from wgsl_attention.gpu.device import Device
 from wgsl_attention.kernels.facts import Binding
 from wgsl_attention.kernels.tiled_products import AttentionDq
-from wgsl_attention.planning.plan import Plan, plan
+from wgsl_attention.planning.plans import Plan, plan
 from wgsl_attention.problem.mask import Mask
 from wgsl_attention.problem.problem import GRADIENTS, Problem
 from wgsl_attention.problem.strides import Shape, Strides, apart, gather, scatter
@@ -33,7 +33,7 @@ from wgsl_attention.profile import PROFILES, Limits
 from wgsl_attention.reference.attention import Outputs
 from wgsl_attention.reference.samples import Sample, assorted_samples
 from wgsl_attention.selection import tables as tuning
-from wgsl_attention.selection.select import choices, select
+from wgsl_attention.selection.ranking import choices, select
 from wgsl_attention.tuning.miniature import Twin, twin_of
 from wgsl_attention.validation import coverage as cases
 from wgsl_attention.validation.gradcheck import run_checks

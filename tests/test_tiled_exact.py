@@ -22,7 +22,7 @@ from wgsl_attention.problem.problem import GRADIENTS, Problem
 from wgsl_attention.reference import attention as reference
 from wgsl_attention.reference.attention import Outputs
 from wgsl_attention.reference.samples import Sample
-from wgsl_attention.rendering.render import render
+from wgsl_attention.rendering.renderer import render
 from wgsl_attention.selection import catalog
 
 KINDS = ("16k", "small")

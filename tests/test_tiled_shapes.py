@@ -31,7 +31,7 @@ from wgsl_attention.problem.mask import Mask
 from wgsl_attention.problem.problem import Problem
 from wgsl_attention.profile import PROFILES, DeviceProfile
 from wgsl_attention.reference.samples import Sample
-from wgsl_attention.selection.select import select
+from wgsl_attention.selection.ranking import select
 
 LISTED = {1, 2, 63, 64, 65, 127, 129, 255, 257, 1023, 1025}
 TILES = {size for layout in LAYOUTS.values() for tile in (layout.scores, layout.dkdv, layout.dq) for size in tile[:2]}

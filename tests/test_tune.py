@@ -28,9 +28,9 @@ from wgsl_attention.kernels import families
 from wgsl_attention.kernels.tiled_products import AttentionDq
 from wgsl_attention.kernels.variant import param
 from wgsl_attention.reference.samples import timed_sample
-from wgsl_attention.rendering.render import environment
+from wgsl_attention.rendering.renderer import environment
 from wgsl_attention.selection import tables as tuning
-from wgsl_attention.selection.select import choices, select
+from wgsl_attention.selection.ranking import choices, select
 from wgsl_attention.tuning import journal as tune_log
 from wgsl_attention.tuning.journal import MAX_ATTEMPTS, Journal
 from wgsl_attention.tuning.miniature import Twin, twin_of

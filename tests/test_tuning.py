@@ -25,7 +25,7 @@ from wgsl_attention.rendering import manifest
 from wgsl_attention.selection import catalog
 from wgsl_attention.selection import table_files as tuning_files
 from wgsl_attention.selection import tables as tuning
-from wgsl_attention.selection.select import choices, select
+from wgsl_attention.selection.ranking import choices, select
 from wgsl_attention.selection.table_files import VARIABLE
 from wgsl_attention.selection.tables import EMPTY, Key, Row, Table
 from wgsl_attention.tuning.space import distance, entries

@@ -171,9 +171,9 @@ def test_every_variant_has_a_run_for_every_mask_it_serves(brief: bool) -> None:
         for mode in variant.serves.masks or ("",):
             assert (name, mode) in proven
     for run in runs:
-        if run.recipe is not None:
-            assert run.recipe.problem.batch > 1 and run.recipe.problem.group > 1
-            assert run.proves[0][0] in catalog.checked_in() and run.proves[0][0] in {v.name for v in run.variants}
+        assert run.proves[0][0] in catalog.checked_in() and run.proves[0][0] in {v.name for v in run.recipe.variants}
+        assert run.recipe.problem.sizes["batch"] > 1 and run.recipe.problem.sizes["heads"] > 1
+        assert run.recipe.algorithm == "rope" or run.recipe.problem.group > 1
 
 
 def test_a_variant_that_no_problem_reaches_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from ..kernels.facts import Binding
 from ..kernels.variant import Variant
-from ..problem.problem import Problem
 from ..problem.strides import apart, scatter
+from ..problem.task import Task
 from ..profile import DeviceProfile
 
 MAX_INDEX = 1 << 32
@@ -39,7 +39,7 @@ class Step:
         """The name of the buffer that a binding takes."""
         return self.buffers.get(binding.role, binding.role)
 
-    def workgroups(self, problem: Problem) -> tuple[int, int, int]:
+    def workgroups(self, problem: Task) -> tuple[int, int, int]:
         return self.variant.dispatch.workgroups({**problem.sizes, **self.sizes})
 
 
@@ -48,7 +48,7 @@ class Recipe:
     """Ordered steps, the scratch they share (name → bytes) and the caller's outputs that are cleared first."""
 
     algorithm: str
-    problem: Problem
+    problem: Task
     steps: tuple[Step, ...]
     scratch: Mapping[str, int] = field(default_factory=dict)
     cleared: tuple[str, ...] = ()
@@ -103,12 +103,12 @@ class Recipe:
         return tuple(dict.fromkeys(lines))
 
 
-def placed(problem: Problem, name: str, array: NDArray[Any]) -> NDArray[Any]:
+def placed(problem: Task, name: str, array: NDArray[Any]) -> NDArray[Any]:
     """What the buffer of a tensor, or of any other array of a call, holds: ``array`` where the problem has its rows."""
     return scatter(array, problem.strides_of(name)) if name in dict(problem.strides) else np.ascontiguousarray(array)
 
 
-def _stray(step: Step, problem: Problem) -> Iterator[str]:
+def _stray(step: Step, problem: Task) -> Iterator[str]:
     """What a step's kernel does not take of the problem's strides."""
     strided = dict(problem.strides)
     for binding in step.variant.bindings:

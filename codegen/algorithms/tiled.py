@@ -14,7 +14,6 @@ from typing import Any, ClassVar, cast
 from ..errors import VariantError
 from ..kernels.tiled_products import AttentionDkdv, AttentionDq, AttentionScores
 from ..kernels.tiled_reductions import MAX_ALIBI_HEADS, AttentionIntervals, AttentionReduce, AttentionRows
-from ..kernels.uniform_words import stride_values
 from ..kernels.variant import Variant
 from ..problem.problem import MAX_HEAD_DIM, Problem
 from ..problem.strides import Strides
@@ -177,7 +176,7 @@ def tiled(problem: Problem, choice: Choice, limit: int | None = None) -> Recipe:
 
     places: dict[str, int] = {}
     for name in renamed:
-        places |= stride_values(name, Strides.contiguous(p.shapes[name]), part=counts[name])
+        places |= Strides.contiguous(p.shapes[name]).words(name, part=counts[name])
     steps = [Step(variant=intervals)]
     for strip in todo:
         sizes = {
@@ -203,7 +202,7 @@ def tiled(problem: Problem, choice: Choice, limit: int | None = None) -> Recipe:
     for name, buffer in renamed.items():
         _, length, heads, dim = p.shapes[name]
         sizes = {"count": counts[name], "parts": split[name], "add": int(name in p.accumulate)}
-        sizes |= {"total_dim": dim, "total_heads": heads, "total_length": length, **stride_values("total", p.strides_of(name))}
+        sizes |= {"total_dim": dim, "total_heads": heads, "total_length": length, **p.strides_of(name).words("total")}
         reduce = AttentionReduce(wg=128, guard=dkdv.guard, strided=name in dict(p.strides))
         steps.append(Step(variant=reduce, buffers={"parts": buffer, "total": name}, sizes=sizes))
     return Recipe(algorithm="tiled", problem=p, steps=tuple(steps), scratch=scratch)

@@ -24,7 +24,7 @@ from ..problem.problem import MAX_HEAD_DIM, Problem
 from ..profile import DeviceProfile
 from ..reference import attention as reference
 from ..selection import catalog
-from ..selection.select import select
+from ..selection.ranking import select
 
 ORIGINAL_MAX_SEQ = 1024
 ORIGINAL = ("original-short", "original-streaming")

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from ..algorithms.recipe import Recipe, placed
 from ..errors import UnservedProblemError, WgslAttentionError
 from ..gpu.device import Device
-from ..planning.plan import Plan
+from ..planning.plans import Plan
 from ..planning.program import BoundStep
 from ..reference.samples import Sample
 

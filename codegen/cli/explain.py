@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ..errors import ArgumentError
 from ..profile import PROFILES, builtin_profile
-from ..selection.select import select
+from ..selection.ranking import select
 from .common import add_device_arguments, add_json_argument, console, print_json
 from .problems import add_problem_arguments, problem_of
 

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if family and not args.set and not args.wgsl:
         return _show_family(family, as_json=args.json)
     if family:
-        from ..rendering.render import render
+        from ..rendering.renderer import render
 
         shown = render(variant_from(family, args.set))
     elif args.set:

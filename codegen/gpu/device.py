@@ -31,7 +31,6 @@ from .pipelines import Pipeline, Pipelines
 __all__ = ["FEATURES", "AdapterInfo", "Device", "Pipeline", "adapters", "default_device", "open_device"]
 
 MAX_PLANS = 256
-MAX_GROUPS = 1024
 
 
 class Device:
@@ -39,8 +38,8 @@ class Device:
 
     ``profile`` has the limits and features that the *device* has, or, of an emulating device, those that are emulated;
     ``backend`` is ``"wgpu"`` or ``"dawn"``; ``raw`` the package's GPUDevice. ``unchecked`` is as for ``open_device``.
-    ``plans``, ``groups`` and ``pool`` are the plans that were asked for last, bind groups outside of plans, and the scratch
-    that plans share. Every method raises ``DeviceError`` once the device is lost or closed.
+    ``plans`` and ``pool`` are the plans that were asked for last, and the scratch that they share. Every method raises
+    ``DeviceError`` once the device is lost or closed.
 
     Dawn's objects belong to one thread at a time, so a Dawn device takes turns. A device that ``open_device`` made can
     also be used by the caller's own calls from several threads at once, where Dawn can synchronise by itself.
@@ -55,7 +54,6 @@ class Device:
         self.errors = backends.errors_of(self.backend)
         self.turn: AbstractContextManager[Any] = threading.RLock() if self.backend == "dawn" else contextlib.nullcontext()
         self.plans: Bounded[Hashable, Any] = Bounded(MAX_PLANS)
-        self.groups: Bounded[Hashable, Any] = Bounded(MAX_GROUPS)
         self.pool = Pool(lambda size, name: self.zeros(size, label=name), self._pool_changed)
         self._lock = threading.Lock()
         self._holders: weakref.WeakSet[Holder] = weakref.WeakSet()
@@ -104,7 +102,6 @@ class Device:
         """
         self._pipelines.clear()
         self.plans.clear()
-        self.groups.clear()
         self.pool.clear()
         for holder in self._held():
             holder.release()

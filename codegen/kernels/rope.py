@@ -14,7 +14,7 @@ ONE_OVER_TWO_PI = 2935890503282001226
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _RopeBackward(Variant):
+class RopeBackward(Variant):
     """The inverse rotation of interleaved pairs, in place. One thread owns one pair.
 
     The angle is position · base^(−2·pair/head_dim). Where ``params`` carries the ratio base^(−2/head_dim) as a 64-bit
@@ -59,7 +59,7 @@ class _RopeBackward(Variant):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RopeQBackward(_RopeBackward):
+class RopeQBackward(RopeBackward):
     """Rotary embedding, backward, on d_q: (batch, seq, heads, head_dim)."""
 
     kernel: ClassVar[str] = "rope_q_backward"
@@ -69,7 +69,7 @@ class RopeQBackward(_RopeBackward):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RopeKBackward(_RopeBackward):
+class RopeKBackward(RopeBackward):
     """Rotary embedding, backward, on d_k: (batch, seq, kv_heads, head_dim)."""
 
     kernel: ClassVar[str] = "rope_k_backward"

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ..problem.problem import Problem
-from ..problem.strides import Strides
 from .facts import Binding, Word, u32
 
 DTYPES = {"u32": np.uint32, "i32": np.int32, "f32": np.float32}
@@ -31,21 +29,6 @@ def call(binding: int, *words: Word) -> Binding:
     placed = tuple(word for word in words if "." in word.name)
     others = tuple(word for word in words if "." not in word.name)
     return Binding(binding=binding, name="call", type="Call", access="uniform", role="call", words=(*placed, *others))
-
-
-def uniform_values(problem: Problem) -> dict[str, float | int]:
-    """What the words of a kernel's uniforms are called, and their values for a problem."""
-    return {
-        **problem.sizes,
-        **problem.interval.words,
-        **{word: value for name in problem.shapes for word, value in stride_values(name, problem.strides_of(name)).items()},
-    }
-
-
-def stride_values(role: str, strides: Strides, part: int = 0) -> dict[str, int]:
-    """The words that place a tensor, by the names that ``stride_words`` gives them; ``part`` is from part to part."""
-    numbers = {"offset": strides.offset, "batch": strides.batch, "row": strides.row, "head": strides.head}
-    return {**{f"{role}.{name}": number for name, number in numbers.items()}, f"{role}_part": part}
 
 
 def pack_words(binding: Binding, values: Mapping[str, float | int]) -> np.ndarray[Any, np.dtype[np.uint32]]:

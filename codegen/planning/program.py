@@ -12,7 +12,7 @@ from ..errors import ArgumentError, GpuBufferError
 from ..gpu.buffers import BufferLike, Range, all_ranged, identity
 from ..gpu.caches import Bounded, Pool
 from ..gpu.device import Device, Pipeline
-from ..problem.scalars import Numbers
+from ..problem.task import Scalars
 from ..rendering.kernel_text import may_run_unchecked, rendered
 from .scratch import ScratchLike, layout
 from .uniforms import Uniforms
@@ -38,7 +38,7 @@ class BoundStep:
 
 
 class Program:
-    """What a ``Plan`` records, for a call's numbers once they are judged.
+    """What is recorded for a recipe on a device, with a call's numbers once they are judged; a ``Plan`` is one.
 
     Safe from several threads, each with an encoder of its own. What the first call with some buffers and numbers makes is
     kept, without keeping the buffers alive: what belongs to a buffer goes when the buffer does.
@@ -86,7 +86,7 @@ class Program:
         return (*(f"{name} is cleared" for name in self.recipe.cleared), *copies)
 
     def record_call(
-        self, encoder: Any, buffers: Mapping[str, BufferLike], numbers: Numbers, scratch: ScratchLike | None = None
+        self, encoder: Any, buffers: Mapping[str, BufferLike], numbers: Scalars, scratch: ScratchLike | None = None
     ) -> None:
         """As ``Plan.record``."""
         steps = self.bound(buffers, numbers, scratch)
@@ -102,7 +102,7 @@ class Program:
             device.fail("recording a plan", error)
 
     def record_call_pass(
-        self, compute_pass: Any, buffers: Mapping[str, BufferLike], numbers: Numbers, scratch: ScratchLike | None = None
+        self, compute_pass: Any, buffers: Mapping[str, BufferLike], numbers: Scalars, scratch: ScratchLike | None = None
     ) -> None:
         """As ``Plan.record_pass``."""
         if self._has_first:
@@ -117,7 +117,7 @@ class Program:
             device.fail("recording a plan", error)
 
     def bound(
-        self, buffers: Mapping[str, BufferLike], numbers: Numbers, scratch: ScratchLike | None = None
+        self, buffers: Mapping[str, BufferLike], numbers: Scalars, scratch: ScratchLike | None = None
     ) -> tuple[BoundStep, ...]:
         """As ``Plan.bind``."""
         self.device.check("binding a plan's buffers")
@@ -148,7 +148,7 @@ class Program:
             self._pool.clear()
 
     def _bind(
-        self, key: Any, buffers: Mapping[str, BufferLike], numbers: Numbers, scratch: ScratchLike | None
+        self, key: Any, buffers: Mapping[str, BufferLike], numbers: Scalars, scratch: ScratchLike | None
     ) -> tuple[BoundStep, ...]:
         ranges = self._check(buffers)
         given = {} if scratch is None else self._layout.give(self.recipe.scratch, scratch, self._alignment)

@@ -9,8 +9,8 @@ import numpy as np
 from ..algorithms.recipe import Recipe
 from ..gpu.caches import Bounded
 from ..gpu.device import Device
-from ..kernels.uniform_words import pack_words, uniform_values
-from ..problem.scalars import Numbers
+from ..kernels.uniform_words import pack_words
+from ..problem.task import Scalars
 
 MAX_NUMBERS = 4
 """Scales for which a plan keeps its uniform buffers."""
@@ -24,14 +24,14 @@ class Uniforms:
         self.device = device
         self.copied = {b.role: b.array_bytes for step in recipe.steps for b in step.variant.bindings if b.array_bytes}
         self._arrays: dict[str, Any] = {}
-        self._words: Bounded[Numbers, tuple[dict[int, Any], ...]] = Bounded(MAX_NUMBERS)
+        self._words: Bounded[Scalars, tuple[dict[int, Any], ...]] = Bounded(MAX_NUMBERS)
 
-    def words(self, numbers: Numbers) -> tuple[dict[int, Any], ...]:
+    def words(self, numbers: Scalars) -> tuple[dict[int, Any], ...]:
         """For each step, its uniform buffers by binding."""
         found = self._words.get(numbers)
         if found is not None:
             return found
-        values = {**uniform_values(self.recipe.problem), **numbers.words}
+        values = {**self.recipe.problem.words, **numbers.words}
         made = []
         for step in self.recipe.steps:
             packed = {b: pack_words(b, {**values, **step.sizes}) for b in step.variant.bindings if b.words}

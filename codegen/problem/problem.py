@@ -225,6 +225,12 @@ class Problem:
             "v_head_dim": self.v_head_dim,
         }
 
+    @property
+    def words(self) -> dict[str, float | int]:
+        """The values of the kernels' uniform words, by name, as far as they follow from the problem."""
+        strides = (self.strides_of(name).words(name) for name in self.shapes)
+        return {**self.sizes, **self.interval.words, **{word: value for words in strides for word, value in words.items()}}
+
     def __str__(self) -> str:
         batch = f"batch {self.batch}, " if self.batch > 1 else ""
         length = f"{self.q_len}" if self.q_len == self.kv_len else f"{self.q_len} on {self.kv_len}"

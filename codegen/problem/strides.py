@@ -62,6 +62,11 @@ class Strides:
         """The same, so many elements further on."""
         return replace(self, offset=self.offset + elements)
 
+    def words(self, role: str, part: int = 0) -> dict[str, int]:
+        """The uniform words that place a tensor, by the names that kernels give them; ``part`` is from part to part."""
+        numbers = {"offset": self.offset, "batch": self.batch, "row": self.row, "head": self.head}
+        return {**{f"{role}.{name}": number for name, number in numbers.items()}, f"{role}_part": part}
+
     def axes(self, shape: Shape) -> Axes:
         """The axes that have more than one entry."""
         pairs = zip((self.batch, self.row, self.head), shape[:3], strict=True)

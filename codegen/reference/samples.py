@@ -116,12 +116,14 @@ def random_sample(
     kv_lengths: npt.ArrayLike | None = None,
     **given: npt.ArrayLike,
 ) -> Sample:
-    """Normal noise of these sizes, the same for the same seed, or what is ``given``; no lse, o or delta (see ``completed``).
+    """Normal noise of these sizes, the same for the same seed, with no lse, o or delta (see ``completed``).
 
-    Documents masks get documents of many lengths, one position among them; each batch entry any number of keys; heads the
-    slopes of the ALiBi paper; and a problem with a softcap one of ``SOFTCAP``.
+    Where they are not given, documents masks get documents of many lengths, one position among them; each batch entry any
+    number of keys; and a problem with a softcap one of ``SOFTCAP``. Heads get the slopes of the ALiBi paper. Other arrays
+    that are ``given`` take the place of drawn ones, which changes nothing else.
     """
-    rng, arrays = np.random.default_rng(seed), dict(given)
+    rng = np.random.default_rng(seed)
+    arrays: dict[str, npt.ArrayLike] = {}
     if problem.interval.doc_start and doc_start is None:
         ends = rng.permutation(np.arange(1, problem.q_len))[: max(1, problem.q_len // 50)]
         ends = np.unique(np.concatenate([ends, ends[:1] + 1, [0, problem.q_len]]))
@@ -131,14 +133,14 @@ def random_sample(
         arrays["doc_start"] = starts
     sizes = {"q": q_size, "d_o": d_o_size}
     for tensor in problem.inputs:
-        if tensor in DRAWN and tensor not in given:
+        if tensor in DRAWN:
             arrays[tensor] = _noise(rng, problem.shape_of(tensor), sizes.get(tensor, 1.0))
     if problem.kv_lengths:
         arrays["kv_lengths"] = rng.integers(0, problem.kv_len + 1, problem.batch) if kv_lengths is None else kv_lengths
-    if problem.alibi and "alibi_slopes" not in given:
+    if problem.alibi:
         arrays["alibi_slopes"] = np.exp2(-8 * np.arange(1, problem.heads + 1) / problem.heads)
     cap = SOFTCAP if problem.softcap and softcap is None else softcap
-    return Sample(problem=problem, arrays=_typed(arrays), scale=scale, softcap=cap, name=name)
+    return Sample(problem=problem, arrays=_typed(arrays | given), scale=scale, softcap=cap, name=name)
 
 
 def _noise(rng: np.random.Generator, shape: tuple[int, ...], size: float = 1.0) -> Array:

@@ -17,7 +17,7 @@ from ..errors import ArgumentError
 from ..kernels.facts import Binding, Constant, Count, Dispatch, RenderedVariant, Serves, Word
 from ..selection import catalog
 from .manifest import ELSEWHERE, SCHEMA, entry_of
-from .render import environment, render
+from .renderer import environment, render
 from .typescript import body, interface
 
 OWN_PATTERNS = ("__init__.py", "manifest.json", "package.json", "*.mjs", "*.d.ts", "wgsl/*")

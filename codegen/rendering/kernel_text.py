@@ -18,7 +18,7 @@ def rendered(variant: Variant, problem: HasSizes | Mapping[str, int] | None = No
     if may_run_unchecked(variant) and variant.name in manifest.entries():
         text = manifest.load(variant.name)
     else:
-        from .render import render
+        from .renderer import render
 
         text = render(variant)
     return text if problem is None else text.specialised(problem)

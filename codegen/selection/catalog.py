@@ -7,21 +7,13 @@ and compatibility mode can serve.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
-from ..algorithms import ALGORITHMS
-from ..kernels.rope import RopeKBackward, RopeQBackward
+from ..algorithms import ALGORITHMS, rope
 from ..kernels.variant import Variant
-
-
-def _rope() -> Iterator[Variant]:
-    for wg in (64, 256):
-        yield RopeQBackward(wg=wg)
-        yield RopeKBackward(wg=wg)
 
 
 @functools.cache
 def checked_in() -> dict[str, Variant]:
     """The variants in ``generated/``, by name, sorted."""
     variants = [variant for algorithm in ALGORITHMS.values() for variant in algorithm.checked_in()]
-    return dict(sorted({variant.name: variant for variant in (*variants, *_rope())}.items()))
+    return dict(sorted({variant.name: variant for variant in (*variants, *rope.checked_in())}.items()))

@@ -14,7 +14,7 @@ from ..algorithms import ALGORITHMS
 from ..algorithms.recipe import Recipe
 from ..gpu.device import Device
 from ..planning.execute import run_plan
-from ..planning.plan import Plan
+from ..planning.plans import Plan
 from ..problem.problem import Problem
 from ..reference.accuracy import Expected, Verdict
 from ..reference.samples import LOSS_SIZE, documents, random_sample

@@ -17,7 +17,7 @@ from ..algorithms.choice import Choice
 from ..algorithms.recipe import Recipe
 from ..errors import UnservedProblemError, VariantError
 from ..problem.problem import Problem
-from ..selection.select import choices, select
+from ..selection.ranking import choices, select
 from ..selection.tables import EMPTY
 from . import space as spaces
 from .journal import Measurement

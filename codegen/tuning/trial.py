@@ -19,7 +19,7 @@ from ..kernels.facts import RenderedVariant
 from ..problem.problem import Problem
 from ..reference.samples import timed_sample
 from ..rendering.kernel_text import may_run_unchecked, rendered
-from ..rendering.render import render
+from ..rendering.renderer import render
 from .journal import Journal, Measurement, Status
 from .miniature import Twin
 

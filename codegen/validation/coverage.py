@@ -16,16 +16,19 @@ from typing import Literal
 
 import numpy as np
 
-from ..algorithms import ALGORITHMS
+from ..algorithms import ALGORITHMS, rope
 from ..algorithms.choice import Choice
 from ..algorithms.recipe import Recipe
-from ..errors import ArgumentError, VariantError
+from ..errors import VariantError
+from ..kernels.rope import RopeBackward
 from ..kernels.tiled_products import AttentionScores
 from ..kernels.variant import Variant
 from ..problem.mask import Mask
 from ..problem.problem import Problem
+from ..problem.rotation import ROPE_BASE, Angles, Rotation, resolve_angles
 from ..profile import PROFILES
 from ..reference.accuracy import Expected
+from ..reference.attention import Array
 from ..reference.samples import Sample, documents, random_sample
 from ..selection import catalog
 from ..selection.table_files import shipped
@@ -59,22 +62,20 @@ kernels that are as good as NumPy: d_q came to 1.2 with 4.0. With this, 0.8 is t
 RANGE_HEAD_DIM = 44
 """Of variants for many head dims: a multiple of 4 that no tile is made for."""
 
+ROTATIONS = {
+    role: Rotation(batch=BATCH, seq=67, heads=heads, head_dim=RANGE_HEAD_DIM)
+    for role, heads in (("d_q", HEADS), ("d_k", KV_HEADS))
+}
+"""What the rotary kernels are executed on."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A recipe to execute, or a rotary variant, and the (variant, mask mode) pairs that it proves: first, the one it is for."""
+    """A recipe to execute, and the (variant, mask mode) pairs that it proves: first, the one it is for."""
 
     name: str
     proves: tuple[tuple[str, str], ...]
-    recipe: Recipe | None = None
-    rope: Variant | None = None
-
-    @property
-    def variants(self) -> tuple[Variant, ...]:
-        """What is compiled for it, in order, each once."""
-        if self.recipe is None:
-            return (self.rope,) if self.rope is not None else ()
-        return tuple(dict.fromkeys(self.recipe.variants))
+    recipe: Recipe
 
 
 def runs(names: Iterable[str], *, brief: bool = False) -> tuple[tuple[Run, ...], dict[str, str]]:
@@ -91,8 +92,8 @@ def runs(names: Iterable[str], *, brief: bool = False) -> tuple[tuple[Run, ...],
         if variant is None:
             missing[name] = "the catalogue no longer has it: wgsl-attention generate"
             continue
-        if is_rope(variant):
-            found.append(Run(name="rope", proves=((name, ""),), rope=variant))
+        if isinstance(variant, RopeBackward):
+            found.append(Run(name="rope", proves=((name, ""),), recipe=rope.rotate(ROTATIONS[variant.role], variant)))
             continue
         for mode in variant.serves.masks:
             if (name, mode) in proven:
@@ -109,11 +110,6 @@ def runs(names: Iterable[str], *, brief: bool = False) -> tuple[tuple[Run, ...],
             proven |= set(proves)
             found.append(Run(name=str(recipe.problem), proves=proves, recipe=recipe))
     return tuple(found), missing
-
-
-def is_rope(variant: Variant) -> bool:
-    """Whether it is a rotary kernel, which works in place on one tensor."""
-    return any(word.name == "rope_base" for binding in variant.bindings for word in binding.words)
 
 
 def _reaching(variant: Variant, mode: str, brief: bool) -> Iterator[tuple[Recipe, tuple[str, ...]]]:
@@ -225,9 +221,7 @@ def right(problem: Problem) -> Expected:
     return given.expected(delta=given["delta"] if problem.given == "delta" else None)
 
 
-def rope_values(variant: Variant) -> dict[str, float | int]:
-    """The sizes and uniform words of the rotary case, by the names that bindings and dispatch formulas use."""
-    if not is_rope(variant):
-        raise ArgumentError("variant", variant.name, "a rotary kernel")
-    sizes = {"seq_len": 67, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": 44, "half_head_dim": 22, "batch": BATCH}
-    return {**sizes, "pos_offset": 5, "rope_base": 10000.0}
+def rotary(rotation: Rotation) -> tuple[Array, Angles]:
+    """d_x and the numbers for a rotation, always the same."""
+    d_x = np.random.default_rng(21).standard_normal(rotation.outputs["d_x"]).astype(np.float32)
+    return d_x, resolve_angles(rotation, ROPE_BASE, 5)

@@ -16,8 +16,9 @@ from ..algorithms.algorithm import algorithm_named
 from ..errors import UnservedProblemError, WgslAttentionError
 from ..gpu.device import Device, default_device
 from ..planning.execute import run_plan
-from ..planning.plan import plan
-from ..planning.rope import record_rope_backward
+from ..planning.plans import plan
+from ..planning.rope import rope_program
+from ..problem.rotation import ROPE_BASE, Rotation, resolve_angles
 from ..reference.accuracy import Expected, Judgement, judge_rope
 from ..reference.attention import Array
 from ..reference.samples import Sample, assorted_samples
@@ -126,22 +127,9 @@ def _run_rope(sample: Sample, device: Device, gradients: Mapping[str, Array], of
         for tensor, name in (("q", "d_q"), ("k", "d_k")):
             d_x = gradients[name].astype(np.float32)
             batch, seq, heads, head_dim = d_x.shape
-            buffer = device.storage(d_x, label=name)
-            with device.guard("running rotary embedding backward"):
-                encoder = device.raw.create_command_encoder()
-                record_rope_backward(
-                    device,
-                    encoder,
-                    buffer,
-                    batch=batch,
-                    seq=seq,
-                    heads=heads,
-                    head_dim=head_dim,
-                    offset=offset,
-                    tensor=tensor,  # type: ignore[arg-type]
-                )
-                device.raw.queue.submit([encoder.finish()])
-            got = np.frombuffer(device.read(buffer, d_x.nbytes), np.float32).reshape(d_x.shape)
+            rotation = Rotation(batch=batch, seq=seq, heads=heads, head_dim=head_dim)
+            angles = resolve_angles(rotation, ROPE_BASE, offset)
+            got = run_plan(rope_program(rotation, device, tensor), {"d_x": d_x}, angles)["d_x"]
             judgements.append(judge_rope(name, got, d_x, offset))
     except WgslAttentionError as error:
         return _record(sample, "rope", given, "fail", reason=str(error), variants=variants)

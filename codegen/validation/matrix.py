@@ -219,7 +219,7 @@ class _Matrix:
     def execute(self, run: Run, column: Column, worker: WorkerProcess | None) -> tuple[Outcome, WorkerProcess | None]:
         """A run's outcome. Its variants are compiled first, one by one, so that what hangs there is named and not met again."""
         rows = self.report.rows
-        names = frozenset(v.name for v in run.variants)
+        names = frozenset(v.name for v in run.recipe.variants)
         for name in sorted(names & (rows.keys() | manifest.entries().keys())):
             worker = self.compile(rows[name].rendered if name in rows else manifest.load(name), column, worker)
             outcome = self.compiled[column.name][name]

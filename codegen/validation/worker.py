@@ -27,14 +27,12 @@ from ..gpu import backends
 from ..gpu.device import Device, Pipeline, open_device
 from ..kernels.facts import Binding, RenderedVariant
 from ..kernels.quirks import quirks_of
-from ..kernels.uniform_words import pack_words
-from ..kernels.variant import Variant
 from ..planning.execute import run_plan
-from ..planning.plan import Plan
-from ..planning.rope import rope_ratio
+from ..planning.program import Program
+from ..problem.problem import Problem
+from ..problem.rotation import Rotation
 from ..profile import PROFILES, builtin_profile
-from ..reference import attention as reference
-from ..reference.accuracy import Verdict
+from ..reference.accuracy import Verdict, judge_rope
 from ..rendering.kernel_text import rendered
 from ..rendering.manifest import smallest_profile
 from . import coverage as cases
@@ -44,8 +42,6 @@ from .toolchains import LIMITS
 DEFAULT = "webgpu-default"
 EXAMPLE = {"head_dim": 44, "v_head_dim": 20}
 """Values of constants that a text is compiled with where no problem gives them: no tile's multiple."""
-ROPE_TOLERANCE = 2.0**-21
-"""Of the pair's length: half an ulp each of two products, their sum, and cos and sin."""
 
 
 class TextDevice(Device):
@@ -170,7 +166,7 @@ class Worker:
 
     def run(self, run: Run) -> dict[str, Any]:
         """Executes a recipe on its small problem and holds the gradients against float64."""
-        texts = [self.texts.get(v.name) or rendered(v) for v in run.variants]
+        texts = [self.texts.get(v.name) or rendered(v) for v in run.recipe.variants]
         # One device has to hold all of them.
         largest = max(texts, key=lambda t: (list(PROFILES).index(smallest_profile(t) or "workgroup-48k"), t.name))
         device = self.device(largest)
@@ -181,46 +177,23 @@ class Worker:
         if lacking:
             return {"ok": False, "kind": "needs", "message": "; ".join(lacking)}
         start = time.perf_counter()
-        if run.recipe is None:
-            assert run.rope is not None
-            multiple, message = run_rope(device, run.rope)
-        else:
-            verdict = run_recipe(device, run.recipe)
-            multiple, message = max(j.multiple for j in verdict.judgements), str(verdict)
+        verdict = run_recipe(device, run.recipe)
+        multiple = max(judgement.multiple for judgement in verdict.judgements)
         seconds = time.perf_counter() - start
-        ok = multiple <= 1
         # JSON has no infinity
-        return {"ok": ok, "kind": "run", "multiple": min(multiple, 1e30), "message": message, "seconds": seconds}
+        return {"ok": verdict.ok, "kind": "run", "multiple": min(multiple, 1e30), "message": str(verdict), "seconds": seconds}
 
 
 def run_recipe(device: Device, recipe: Recipe) -> Verdict:
-    """Executes it on ``cases.sample``; what it does not write stays NaN, which never passes."""
-    given = cases.sample(recipe.problem)
-    found = run_plan(Plan(recipe, device), given.arrays, given.numbers, before=np.nan)
-    return cases.right(recipe.problem).judge(found)
-
-
-def run_rope(device: Device, variant: Variant) -> tuple[float, str]:
-    """Executes a rotary variant: its largest error as a multiple of what is allowed, and that in words."""
-    values = cases.rope_values(variant)
-    ratio = rope_ratio(float(values["rope_base"]), int(values["head_dim"]))
-    values |= {"ratio_low": ratio & 0xFFFFFFFF, "ratio_high": ratio >> 32}
-    main = next(b for b in variant.bindings if b.access == "read_write")
-    heads = int(values["heads" if main.role.endswith("q") else "kv_heads"])
-    shape = (int(values["batch"]), int(values["seq_len"]), heads, int(values["head_dim"]))
-    x = np.random.default_rng(21).standard_normal(shape).astype(np.float32)
-    pipeline = device.pipeline(rendered(variant))
-    buffers = {b.binding: device.uniform(pack_words(b, values)) for b in variant.bindings if b.words}
-    buffers[main.binding] = device.storage(x)
-    group = device.bind_group(pipeline, buffers)
-    counts = variant.dispatch.workgroups({name: int(value) for name, value in values.items() if name != "rope_base"})
-    device.run(lambda encoder: _dispatch(encoder, pipeline, group, counts))
-    found = np.frombuffer(device.read(buffers[main.binding]), np.float32)[: x.size].reshape(shape)
-    right = reference.rope_backward(x, float(values["rope_base"]), int(values["pos_offset"]))
-    length = np.sqrt(np.sum(right.reshape(*shape[:3], -1, 2) ** 2, axis=4)).repeat(2, axis=3)
-    error = np.abs(found - right) / (ROPE_TOLERANCE * length)
-    multiple = float(np.max(np.where(np.isfinite(found), error, np.inf)))
-    return multiple, f"{'pass' if multiple <= 1 else 'FAIL'}: {main.role} {multiple:.2f}"
+    """Executes it on what ``coverage`` has for it; what it does not write stays NaN, which never passes."""
+    task = recipe.problem
+    if isinstance(task, Rotation):
+        d_x, angles = cases.rotary(task)
+        found = run_plan(Program(recipe, device), {"d_x": d_x}, angles)
+        return Verdict(judgements=(judge_rope(recipe.variants[0].kernel, found["d_x"], d_x, angles.offset),))
+    assert isinstance(task, Problem)
+    given = cases.sample(task)
+    return cases.right(task).judge(run_plan(Program(recipe, device), given.arrays, given.numbers, before=np.nan))
 
 
 def _dispatch(encoder: Any, pipeline: Pipeline, group: Any, counts: tuple[int, int, int]) -> None:

@@ -16,7 +16,7 @@ from wgsl_attention.algorithms.choice import Choice
 from wgsl_attention.algorithms.recipe import Recipe
 from wgsl_attention.gpu.device import Device, open_device
 from wgsl_attention.kernels.original import AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
-from wgsl_attention.planning.plan import Plan
+from wgsl_attention.planning.plans import Plan
 from wgsl_attention.problem.mask import Mask
 from wgsl_attention.problem.problem import Problem
 from wgsl_attention.reference import accuracy, samples

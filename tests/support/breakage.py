@@ -9,7 +9,7 @@ from pathlib import Path
 
 import jinja2
 from wgsl_attention.kernels.facts import RenderedVariant
-from wgsl_attention.rendering.render import environment, render, render_text
+from wgsl_attention.rendering.renderer import environment, render, render_text
 from wgsl_attention.selection import catalog
 
 FOLDER = Path(__file__).parents[1] / "broken"

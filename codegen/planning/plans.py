@@ -14,7 +14,7 @@ from ..kernels.variant import Variant
 from ..problem.problem import Problem
 from ..problem.scalars import resolve_numbers
 from ..rendering.kernel_text import may_run_unchecked, rendered
-from ..selection.select import Selection, select
+from ..selection.ranking import Selection, select
 from ..selection.table_files import default_table
 from ..selection.tables import Table
 from .program import BoundStep, Program
@@ -35,6 +35,8 @@ class Plan(Program):
 
     def __init__(self, recipe: Recipe, device: Device, selection: Selection | None = None, pool: Pool | None = None) -> None:
         """``selection`` says where the recipe comes from; ``pool`` is where scratch comes from, by default the plan's own."""
+        if not isinstance(recipe.problem, Problem):
+            raise ArgumentError("recipe", f"one for a {type(recipe.problem).__name__}", "one for a Problem")
         super().__init__(recipe, device, pool)
         self.selection = selection
         self.problem = recipe.problem
