@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from wgsl_attention.algorithms import ALGORITHMS
 from wgsl_attention.errors import ArgumentError, WgslAttentionError
-from wgsl_attention.problem.mask import ALIGNMENTS, Align, Interval, Mask
+from wgsl_attention.problem.mask import ALIGNMENTS, MASK_KINDS, Align, Interval, Mask
 from wgsl_attention.problem.problem import GRADIENTS, MAX_HEAD_DIM, MAX_LENGTH, Problem
 from wgsl_attention.problem.scalars import resolve_numbers
 from wgsl_attention.reference.attention import key_intervals
+from wgsl_attention.validation import coverage
 
 FIXED = settings(
     derandomize=True, database=None, deadline=None, max_examples=400, suppress_health_check=[HealthCheck.filter_too_much]
@@ -286,3 +288,25 @@ def test_only_problem_lists_what_a_computation_gives() -> None:
                 if set(GRADIENTS) <= texts:
                     listed.append(f"{name}:{node.lineno}")
     assert (named, listed) == ([], [])
+
+
+def test_validation_has_a_mask_of_every_kind():
+    """A kind that a kernel claims to serve and that no run covers would never be proven."""
+    assert set(MASK_KINDS) <= set(coverage.MASKS)
+    for kind in MASK_KINDS:
+        assert hasattr(Mask, kind)
+
+
+def test_a_mask_knows_the_width_that_moves_along_with_its_queries():
+    assert Mask.window(7, 3).interval(100, 100).moving_width == 11
+    assert Mask.causal().interval(100, 100).moving_width is None
+    assert Mask.window(None, 5).interval(100, 100).moving_width is None
+
+
+def test_an_algorithm_refuses_what_it_does_not_compute(monkeypatch):
+    """Before it reads an input that such a problem does not have."""
+    backward = Problem(q_len=4, kv_len=4, heads=1, kv_heads=1, head_dim=4, mask=Mask.full())
+    for algorithm in ALGORITHMS.values():
+        assert not algorithm.refusal(backward)
+        monkeypatch.setattr(type(algorithm), "computes", ("something else",))
+        assert algorithm.refusal(backward) == f"{algorithm.name} computes something else, not backward"

@@ -44,6 +44,8 @@ class Algorithm(ABC):
     name: ClassVar[str]
     roles: ClassVar[Mapping[str, type[Variant]]]
     """The kernels that are chosen, by what they do in it, and the family that each belongs to or derives from."""
+    computes: ClassVar[tuple[str, ...]] = ("backward",)
+    """Of ``Problem.computes``, what it serves."""
     numbers: ClassVar[Mapping[str, int]] = {}
     """What is chosen beside the kernels, by name, with the defaults; whole numbers of at least 1."""
     chained: ClassVar[bool] = False
@@ -51,9 +53,15 @@ class Algorithm(ABC):
     tuned_up_to: ClassVar[int | None] = None
     """Positions up to which tuning tries it beside another algorithm; None is whatever the length."""
 
-    @abstractmethod
     def refusal(self, problem: Problem) -> str:
         """Why it cannot serve a problem on any device; empty where it can."""
+        if problem.computes not in self.computes:
+            return f"{self.name} computes {' and '.join(self.computes)}, not {problem.computes}"
+        return self._refusal(problem)
+
+    @abstractmethod
+    def _refusal(self, problem: Problem) -> str:
+        """As ``refusal``, for a problem of what it computes."""
 
     @abstractmethod
     def candidates(self, problem: Problem, profile: DeviceProfile, guard: str) -> Iterator[Choice]:

@@ -37,7 +37,7 @@ def mask_modes(problem: Problem) -> tuple[str, ...]:
 class _Original(Algorithm):
     """What both share: which problems the kernels take, and which variants are candidates."""
 
-    def refusal(self, problem: Problem) -> str:
+    def _refusal(self, problem: Problem) -> str:
         if problem.softcap or problem.alibi:
             return f"{self.name} does not take a softcap or ALiBi slopes"
         if problem.head_dim != problem.v_head_dim:
@@ -85,8 +85,8 @@ class Streaming(_Original):
     chained: ClassVar[bool] = True
     tuned_up_to: ClassVar[int | None] = 1024
 
-    def refusal(self, problem: Problem) -> str:
-        return super().refusal(problem) or ("" if mask_modes(problem) else f"streaming has no mask mode for {problem.mask}")
+    def _refusal(self, problem: Problem) -> str:
+        return super()._refusal(problem) or ("" if mask_modes(problem) else f"streaming has no mask mode for {problem.mask}")
 
     def candidates(self, problem: Problem, profile: DeviceProfile, guard: str) -> Iterator[Choice]:
         for form in self._forms(problem, tuple(MODES)):
@@ -119,8 +119,8 @@ class Short(_Original):
     roles: ClassVar[Mapping[str, type[Variant]]] = {"main": AttentionBackwardShort, "dkdv": AttentionBackwardShortDkdv}
     tuned_up_to: ClassVar[int | None] = 1024
 
-    def refusal(self, problem: Problem) -> str:
-        if reason := super().refusal(problem):
+    def _refusal(self, problem: Problem) -> str:
+        if reason := super()._refusal(problem):
             return reason
         if len(problem.accumulate & {"d_k", "d_v"}) == 1:
             return "short adds to d_k and d_v or overwrites both"

@@ -52,7 +52,7 @@ class Tiled(Algorithm):
                     f"{role} reads blocks of {v.query_rows} × {v.key_cols}, scores writes {scores.rows} × {scores.cols}",
                 )
 
-    def refusal(self, problem: Problem) -> str:
+    def _refusal(self, problem: Problem) -> str:
         if problem.alibi and problem.heads > MAX_ALIBI_HEADS:
             return f"tiled takes ALiBi slopes for up to {MAX_ALIBI_HEADS} heads, not {problem.heads}"
         return ""

@@ -61,10 +61,10 @@ def strips(problem: Problem, rows: int, row_bytes: int, budget: int) -> Iterator
 
 def key_stride(p: Problem, scores: AttentionScores) -> int:
     """Keys for which a row has room: all of them, or with a window as many as a block of queries can see, in whole blocks."""
-    keys, mask = p.kv_len, p.interval
-    if mask.lo_shift is not None and mask.hi_shift is not None:
+    keys, width = p.kv_len, p.interval.moving_width
+    if width is not None:
         # a block's hull, and as much before it as there is between two blocks of keys
-        keys = min(keys, max(0, mask.hi_shift - mask.lo_shift) + scores.rows - 1 + scores.cols - 1)
+        keys = min(keys, width + scores.rows - 1 + scores.cols - 1)
     return -(-keys // scores.cols) * scores.cols
 
 

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..errors import ArgumentError
+from ..gpu.backends import BACKENDS
 from ..kernels.families import FAMILIES
 from ..kernels.variant import Variant
 
@@ -159,9 +160,7 @@ def check_least(args: argparse.Namespace, **least: float) -> None:
 def add_device_arguments(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """The group of arguments that say which device, for more of them."""
     group = parser.add_argument_group("device")
-    group.add_argument(
-        "--backend", choices=("wgpu", "dawn"), help="WebGPU's implementation; default: the first with an adapter"
-    )
+    group.add_argument("--backend", choices=BACKENDS, help="WebGPU's implementation; default: the first with an adapter")
     group.add_argument("--adapter", metavar="TEXT", help="an adapter whose description holds this; `doctor` lists them")
     return group
 

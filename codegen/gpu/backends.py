@@ -26,6 +26,8 @@ BACKENDS = ("wgpu", "dawn")
 NULL_ADAPTER = {"WGPU_BACKEND_TYPE": "Null"}
 """The environment in which Dawn gives its null adapter, as wgpudawn has it."""
 PACKAGES = {"wgpu": "wgpu", "dawn": "wgpudawn"}
+GIVES = {"wgpu": "it runs everything", "dawn": "optional: the second compiler of validate"}
+"""What each is for, for who lacks it."""
 INSTALL = {"wgpu": "pip install wgpu", "dawn": "pip install 'wgsl-attention[dawn]'"}
 DRIVER_ADVICE = (
     "install the GPU's Vulkan driver, or on Debian the software driver: apt install mesa-vulkan-drivers libvulkan1 "

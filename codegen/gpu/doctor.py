@@ -8,14 +8,10 @@ from typing import Any
 
 from ..errors import DeviceError
 from ..profile import PROFILES
-from .backends import DRIVER_ADVICE, FEATURES, INSTALL, PACKAGES, AdapterInfo, adapters, load
+from .backends import DRIVER_ADVICE, FEATURES, GIVES, INSTALL, PACKAGES, AdapterInfo, adapters, load
 
 # Features whose absence costs something; no kernel wants the others yet.
 _FOR_WHAT = {"timestamp-query": "bench and tune take times from the wall clock"}
-_BACKEND_GIVES = {
-    "wgpu": "it runs everything",
-    "dawn": "optional: the second compiler of validate",
-}
 
 
 def doctor() -> dict[str, Any]:
@@ -63,7 +59,7 @@ def _advice(reports: list[dict[str, Any]]) -> list[str]:
     for report in reports:
         name, found = report["name"], report["adapters"]
         if not report["installed"]:
-            lines.append(f"{report['error'] or name}  ({_BACKEND_GIVES[name]})")
+            lines.append(f"{report['error'] or name}  ({GIVES[name]})")
         elif report["error"]:
             lines.append(f"{report['error']}; reinstalling may help: {INSTALL[name]}")
         elif not found:

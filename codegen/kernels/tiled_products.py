@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..problem.mask import MASK_KINDS
 from ..problem.problem import MAX_HEAD_DIM
 from .facts import Binding, Constant, Count, Dispatch, Serves, Word, WorkgroupArray, f32, u32
-from .tiled_reductions import ALL_MASKS, slopes, storage, terms_type
+from .tiled_reductions import slopes, storage, terms_type
 from .uniform_words import SIZES, STRIP, call, stride_words
 from .variant import Rule, Variant, param
 
@@ -117,8 +118,8 @@ class _TiledVariant(Variant):
     @property
     def serves(self) -> Serves:
         if not self.head_dim:
-            return Serves(masks=ALL_MASKS, head_dim=(4, MAX_HEAD_DIM))
-        return Serves(masks=ALL_MASKS, head_dim=(1 if self.at_most else self.head_dim, self.head_dim))
+            return Serves(masks=MASK_KINDS, head_dim=(4, MAX_HEAD_DIM))
+        return Serves(masks=MASK_KINDS, head_dim=(1 if self.at_most else self.head_dim, self.head_dim))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..problem.mask import Interval
+from ..problem.mask import MASK_KINDS, Interval
 from ..problem.problem import MAX_HEAD_DIM
 from .facts import Binding, Count, Dispatch, Serves, WorkgroupArray, i32, u32
 from .uniform_words import call, stride_words
 from .variant import Variant, param
 
-ALL_MASKS = ("full", "causal", "documents", "window", "prefix")
 MAX_ALIBI_HEADS = 256
 """What the slopes' uniform holds."""
 MASK_TERMS = i32(*Interval().words)
@@ -72,7 +71,7 @@ class AttentionIntervals(Variant):
 
     @property
     def serves(self) -> Serves:
-        masks = ("documents",) if self.documents else tuple(mask for mask in ALL_MASKS if mask != "documents")
+        masks = ("documents",) if self.documents else tuple(mask for mask in MASK_KINDS if mask != "documents")
         return Serves(masks=masks, head_dim=(1, MAX_HEAD_DIM))
 
 
@@ -129,7 +128,7 @@ class AttentionRows(Variant):
 
     @property
     def serves(self) -> Serves:
-        return Serves(masks=ALL_MASKS, head_dim=(1, MAX_HEAD_DIM))
+        return Serves(masks=MASK_KINDS, head_dim=(1, MAX_HEAD_DIM))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,4 +163,4 @@ class AttentionReduce(Variant):
 
     @property
     def serves(self) -> Serves:
-        return Serves(masks=ALL_MASKS, head_dim=(1, MAX_HEAD_DIM))
+        return Serves(masks=MASK_KINDS, head_dim=(1, MAX_HEAD_DIM))

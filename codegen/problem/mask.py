@@ -37,6 +37,10 @@ class Prefix:
     length: int
 
 
+MASK_KINDS = ("full", "causal", "documents", "window", "prefix")
+"""What a mask is made of: the makers of ``Mask``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
     """A mask resolved for one q_len and kv_len. Query i sees the keys [lo, hi), clamped to [0, kv_len], where
@@ -77,6 +81,13 @@ class Interval:
         elif self.hi_shift is not None and not self.doc_start:
             kinds.append("causal")
         return "+".join(kinds) or "full"
+
+    @property
+    def moving_width(self) -> int | None:
+        """The keys between the two bounds that move along with the query; None where one of them does not."""
+        if self.lo_shift is None or self.hi_shift is None:
+            return None
+        return max(0, self.hi_shift - self.lo_shift)
 
     def width(self, kv_len: int) -> int | None:
         """The keys that a query sees at most by the bounds that move along with it; None where nothing bounds them below."""

@@ -53,6 +53,7 @@ class Key:
     softcap: bool = False
     alibi: bool = False
     dtype: str = "f32"
+    computes: str = "backward"
     sizes: tuple[tuple[str, int], ...]
 
     @classmethod

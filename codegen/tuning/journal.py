@@ -59,6 +59,11 @@ class Measurement:
     choice: Mapping[str, Any] | None = field(default=None, repr=False)
     date: str = ""
 
+    @property
+    def circumstances(self) -> dict[str, Any]:
+        """What a tuning table's row keeps of how it was measured."""
+        return {"date": self.date, "unchecked": self.unchecked}
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Measurement:
         """Raises ``KeyError`` or ``TypeError`` for anything else."""

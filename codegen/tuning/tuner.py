@@ -162,13 +162,7 @@ class Tuner:
             default_seconds=best.seconds / (best.score or 1.0),
             runner_up=second.choice if second else None,
             runner_up_seconds=second.seconds if second and second.choice else None,
-            measured={
-                "package": self.package,
-                "backend": profile.backend,
-                "driver": profile.driver,
-                "date": best.date,
-                "unchecked": best.unchecked,
-            },
+            measured={**best.circumstances, "package": self.package, "backend": profile.backend, "driver": profile.driver},
         )
 
 
@@ -186,11 +180,11 @@ def tune(
 ) -> list[Measurement]:
     """Times candidates for each problem on a device and returns every measurement, as records that a DataFrame takes.
 
-    ``space`` is what is tried beside selection's own choice: an iterable of ``Choice``, ``TiledChoice`` or ``Recipe``, or a
+    ``space`` is what is tried beside selection's own choice: an iterable of ``Choice`` or ``Recipe``, or a
     function of (problem, profile) that gives one; without it the whole tunable space, the promising first, as far as
     ``budget`` seconds for all problems together go. Each candidate's gradients are checked before it is timed.
     ``log`` is a file that each measurement is appended to at once, and that ``resume`` takes up again; ``table`` a tuning
-    table that is brought up to date with what was found (``tuning_files.user_table()`` is the one that is used by itself).
+    table that is brought up to date with what was found (``selection.table_files.user_table()`` is the one that is used by itself).
     ``device`` defaults to the process's shared one; ``algorithm`` and ``guard`` are as for ``select``. Ctrl-C ends it early,
     with what was measured. Lengths are the problems' own; a row of a table serves lengths near it (see ``tuning``).
 
