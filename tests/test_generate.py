@@ -214,6 +214,8 @@ def test_a_name_that_left_tells_what_took_its_place(name: str) -> None:
 def test_what_took_a_place_is_the_same_kernel_for_any_head_dim(layout: str, head_dim: int) -> None:
     exact, any_dim = (tiled_layouts.choice(layout, head_dim, form=form).kernels for form in ("exact", "any"))
     for old, new in zip(exact, any_dim, strict=True):
+        if old.name in generated.NAMES:  # a tuned layout's, which shares it
+            continue
         assert old.name in LEFT
         values = generated.constants(generated.load(new.name), {"head_dim": head_dim, "v_head_dim": head_dim})
         told = ", ".join(f"{name}: {value}" for name, value in values.items())

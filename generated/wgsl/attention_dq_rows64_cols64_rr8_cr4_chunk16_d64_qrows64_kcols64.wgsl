@@ -1,4 +1,4 @@
-// attention_dq_rows64_cols128_rr8_cr4_chunk16_qrows64_kcols32
+// attention_dq_rows64_cols64_rr8_cr4_chunk16_d64_qrows64_kcols64
 //
 // dQ from a strip of P and dP.
 //
@@ -10,17 +10,16 @@
 // What slots, strips, spans, hulls and parts are, and the whole algorithm: templates/tiled/README.md
 
 const ROWS: u32 = 64u;  // queries
-const COLS: u32 = 128u;  // channels
+const COLS: u32 = 64u;  // channels
 const COL_VECS: u32 = COLS / 4u;  // vec4 elements of a staged row of K
 const ROW_REG: u32 = 8u;
-const COL_THREADS: u32 = 32u;  // threads that share a query
-const THREADS: u32 = 256u;
+const COL_THREADS: u32 = 16u;  // threads that share a query
+const THREADS: u32 = 128u;
 const CHUNK: u32 = 16u;  // keys
 const CHUNK_VECS: u32 = CHUNK / 4u;  // vec4 elements of a staged row of dS
 const ROW_STRIDE: u32 = CHUNK_VECS + 1u;  // one vec4 of padding keeps the rows in different banks
 const QUERY_ROWS: u32 = 64u;  // queries of a block of intervals
-const KEY_COLS: u32 = 32u;  // keys of a block of scores
-override HEAD_DIM: u32;  // channels, a multiple of 4
+const KEY_COLS: u32 = 64u;  // keys of a block of scores
 
 // Where a tensor's rows lie, in numbers of 4 bytes: the first one, and how far apart batch entries, positions and heads are
 struct Rows {
@@ -55,9 +54,9 @@ struct Call {
 @group(0) @binding(4) var<storage, read_write> d_q: array<vec4<f32>>;
 @group(0) @binding(5) var<uniform> call: Call;
 
-// Workgroup memory: 5120 + 8192 = 13312 bytes.
+// Workgroup memory: 5120 + 4096 = 9216 bytes.
 var<workgroup> ds_tile: array<vec4<f32>, 320>;
-var<workgroup> k_tile: array<vec4<f32>, 512>;
+var<workgroup> k_tile: array<vec4<f32>, 256>;
 
 fn guard_result(x: vec4<f32>) -> vec4<f32> {
     let finite = (bitcast<vec4<u32>>(x) & vec4<u32>(0x7f800000u)) != vec4<u32>(0x7f800000u);
@@ -92,7 +91,7 @@ fn k_start(batch: u32, head: u32) -> u32 {
 }
 
 fn read_k(start: u32, position: u32, channel: u32) -> vec4<f32> {
-    if (position >= call.kv_len || channel >= HEAD_DIM / 4u) {
+    if (position >= call.kv_len) {
         return vec4<f32>();
     }
     return k[start + position * (call.k.row / 4u) + channel];
@@ -104,9 +103,6 @@ fn d_q_row_at(part: u32, batch: u32, position: u32, head: u32) -> u32 {
 }
 
 fn write_d_q(row: u32, channel: u32, x: vec4<f32>, add: bool) {
-    if (channel >= HEAD_DIM / 4u) {
-        return;
-    }
     let at = row + channel;
     if (add) {
         d_q[at] = guard_result(d_q[at] + guard_result(x));
@@ -115,7 +111,7 @@ fn write_d_q(row: u32, channel: u32, x: vec4<f32>, add: bool) {
     }
 }
 
-@compute @workgroup_size(256, 1, 1)
+@compute @workgroup_size(128, 1, 1)
 fn attention_dq(
     @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
@@ -159,6 +155,16 @@ fn attention_dq(
         workgroupBarrier();  // the chunk before has been read
         {
             let entry = tid;
+            let strip_row = first_row + entry / CHUNK_VECS;
+            let terms = row_terms[strip_row];
+            let source = (strip_row * call.key_stride + first_key - base) / 2u + entry % CHUNK_VECS * 2u;
+            let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
+            let p = vec4<f32>(pairs[0].xz, pairs[1].xz) * terms.x;
+            let ds = d_s(p, vec4<f32>(pairs[0].yw, pairs[1].yw), terms.y);
+            ds_tile[entry / CHUNK_VECS * ROW_STRIDE + entry % CHUNK_VECS] = ds;
+        }
+        {
+            let entry = tid + THREADS;
             let strip_row = first_row + entry / CHUNK_VECS;
             let terms = row_terms[strip_row];
             let source = (strip_row * call.key_stride + first_key - base) / 2u + entry % CHUNK_VECS * 2u;

@@ -1,4 +1,4 @@
-// attention_scores_rows64_cols64_rr4_cr8_chunk16_span2
+// attention_scores_rows64_cols64_rr4_cr8_chunk16_d64_span2
 //
 // P and dP of a strip of queries, and the sums of their rows.
 //
@@ -19,8 +19,8 @@ const COL_THREADS: u32 = 8u;  // threads that share a row
 const CHUNK: u32 = 4u;  // vec4 elements of head_dim
 const ROW_STRIDE: u32 = CHUNK + 1u;  // one vec4 of padding keeps the columns in different banks
 const COL_TILE: u32 = ROWS * ROW_STRIDE;  // where the keys' rows begin in tile
-override HEAD_DIM: u32;  // channels, a multiple of 4
-override V_HEAD_DIM: u32;  // channels, a multiple of 4
+const HEAD_DIM: u32 = 16u;  // vec4 elements
+const V_HEAD_DIM: u32 = 16u;  // vec4 elements
 
 // Where a tensor's rows lie, in numbers of 4 bytes: the first one, and how far apart batch entries, positions and heads are
 struct Rows {
@@ -89,7 +89,7 @@ fn q_start(batch: u32, head: u32) -> u32 {
 }
 
 fn read_q(start: u32, position: u32, channel: u32) -> vec4<f32> {
-    if (position >= call.q_len || channel >= HEAD_DIM / 4u) {
+    if (position >= call.q_len) {
         return vec4<f32>();
     }
     return q[start + position * (call.q.row / 4u) + channel];
@@ -100,7 +100,7 @@ fn k_start(batch: u32, head: u32) -> u32 {
 }
 
 fn read_k(start: u32, position: u32, channel: u32) -> vec4<f32> {
-    if (position >= call.kv_len || channel >= HEAD_DIM / 4u) {
+    if (position >= call.kv_len) {
         return vec4<f32>();
     }
     return k[start + position * (call.k.row / 4u) + channel];
@@ -111,7 +111,7 @@ fn v_start(batch: u32, head: u32) -> u32 {
 }
 
 fn read_v(start: u32, position: u32, channel: u32) -> vec4<f32> {
-    if (position >= call.kv_len || channel >= V_HEAD_DIM / 4u) {
+    if (position >= call.kv_len) {
         return vec4<f32>();
     }
     return v[start + position * (call.v.row / 4u) + channel];
@@ -122,7 +122,7 @@ fn d_o_start(batch: u32, head: u32) -> u32 {
 }
 
 fn read_d_o(start: u32, position: u32, channel: u32) -> vec4<f32> {
-    if (position >= call.q_len || channel >= V_HEAD_DIM / 4u) {
+    if (position >= call.q_len) {
         return vec4<f32>();
     }
     return d_o[start + position * (call.d_o.row / 4u) + channel];
@@ -209,7 +209,7 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
         var s_3_5 = 0.0;
         var s_3_6 = 0.0;
         var s_3_7 = 0.0;
-        for (var channel = 0u; channel < HEAD_DIM / 4u; channel += CHUNK) {
+        for (var channel = 0u; channel < HEAD_DIM; channel += CHUNK) {
             workgroupBarrier();  // the chunk before has been read
             {
                 let entry = tid;
@@ -351,7 +351,7 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
         var dp_3_5 = 0.0;
         var dp_3_6 = 0.0;
         var dp_3_7 = 0.0;
-        for (var channel = 0u; channel < V_HEAD_DIM / 4u; channel += CHUNK) {
+        for (var channel = 0u; channel < V_HEAD_DIM; channel += CHUNK) {
             workgroupBarrier();  // the chunk before has been read
             {
                 let entry = tid;

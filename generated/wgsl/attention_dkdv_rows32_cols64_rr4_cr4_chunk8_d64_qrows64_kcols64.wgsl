@@ -1,4 +1,4 @@
-// attention_dkdv_rows32_cols64_rr4_cr4_chunk8_qrows64_kcols32
+// attention_dkdv_rows32_cols64_rr4_cr4_chunk8_d64_qrows64_kcols64
 //
 // dK and dV from a strip of P and dP.
 //
@@ -18,10 +18,8 @@ const ROW_REG: u32 = 4u;
 const COL_THREADS: u32 = 16u;  // threads that share a key
 const CHUNK: u32 = 8u;  // queries
 const QUERY_ROWS: u32 = 64u;  // queries of a block
-const KEY_COLS: u32 = 32u;  // keys of a block of scores
+const KEY_COLS: u32 = 64u;  // keys of a block of scores
 const SUM_ROWS: u32 = 256u;  // queries in one chain of additions
-override HEAD_DIM: u32;  // channels, a multiple of 4
-override V_HEAD_DIM: u32;  // channels, a multiple of 4
 
 // Where a tensor's rows lie, in numbers of 4 bytes: the first one, and how far apart batch entries, positions and heads are
 struct Rows {
@@ -103,7 +101,7 @@ fn q_start(batch: u32, head: u32) -> u32 {
 }
 
 fn read_q(start: u32, position: u32, channel: u32) -> vec4<f32> {
-    if (position >= call.q_len || channel >= HEAD_DIM / 4u) {
+    if (position >= call.q_len) {
         return vec4<f32>();
     }
     return q[start + position * (call.q.row / 4u) + channel];
@@ -114,7 +112,7 @@ fn d_o_start(batch: u32, head: u32) -> u32 {
 }
 
 fn read_d_o(start: u32, position: u32, channel: u32) -> vec4<f32> {
-    if (position >= call.q_len || channel >= V_HEAD_DIM / 4u) {
+    if (position >= call.q_len) {
         return vec4<f32>();
     }
     return d_o[start + position * (call.d_o.row / 4u) + channel];
@@ -126,9 +124,6 @@ fn d_k_row_at(part: u32, batch: u32, position: u32, head: u32) -> u32 {
 }
 
 fn write_d_k(row: u32, channel: u32, x: vec4<f32>, add: bool) {
-    if (channel >= HEAD_DIM / 4u) {
-        return;
-    }
     let at = row + channel;
     if (add) {
         d_k[at] = guard_result(d_k[at] + guard_result(x));
@@ -143,9 +138,6 @@ fn d_v_row_at(part: u32, batch: u32, position: u32, head: u32) -> u32 {
 }
 
 fn write_d_v(row: u32, channel: u32, x: vec4<f32>, add: bool) {
-    if (channel >= V_HEAD_DIM / 4u) {
-        return;
-    }
     let at = row + channel;
     if (add) {
         d_v[at] = guard_result(d_v[at] + guard_result(x));

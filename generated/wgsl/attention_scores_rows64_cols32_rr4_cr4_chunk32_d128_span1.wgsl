@@ -1,4 +1,4 @@
-// attention_scores_rows64_cols32_rr4_cr4_chunk32_span1
+// attention_scores_rows64_cols32_rr4_cr4_chunk32_d128_span1
 //
 // P and dP of a strip of queries, and the sums of their rows.
 //
@@ -18,8 +18,8 @@ const COL_THREADS: u32 = 8u;  // threads that share a row
 const CHUNK: u32 = 8u;  // vec4 elements of head_dim
 const ROW_STRIDE: u32 = CHUNK + 1u;  // one vec4 of padding keeps the columns in different banks
 const COL_TILE: u32 = ROWS * ROW_STRIDE;  // where the keys' rows begin in tile
-override HEAD_DIM: u32;  // channels, a multiple of 4
-override V_HEAD_DIM: u32;  // channels, a multiple of 4
+const HEAD_DIM: u32 = 32u;  // vec4 elements
+const V_HEAD_DIM: u32 = 32u;  // vec4 elements
 
 // Where a tensor's rows lie, in numbers of 4 bytes: the first one, and how far apart batch entries, positions and heads are
 struct Rows {
@@ -88,7 +88,7 @@ fn q_start(batch: u32, head: u32) -> u32 {
 }
 
 fn read_q(start: u32, position: u32, channel: u32) -> vec4<f32> {
-    if (position >= call.q_len || channel >= HEAD_DIM / 4u) {
+    if (position >= call.q_len) {
         return vec4<f32>();
     }
     return q[start + position * (call.q.row / 4u) + channel];
@@ -99,7 +99,7 @@ fn k_start(batch: u32, head: u32) -> u32 {
 }
 
 fn read_k(start: u32, position: u32, channel: u32) -> vec4<f32> {
-    if (position >= call.kv_len || channel >= HEAD_DIM / 4u) {
+    if (position >= call.kv_len) {
         return vec4<f32>();
     }
     return k[start + position * (call.k.row / 4u) + channel];
@@ -110,7 +110,7 @@ fn v_start(batch: u32, head: u32) -> u32 {
 }
 
 fn read_v(start: u32, position: u32, channel: u32) -> vec4<f32> {
-    if (position >= call.kv_len || channel >= V_HEAD_DIM / 4u) {
+    if (position >= call.kv_len) {
         return vec4<f32>();
     }
     return v[start + position * (call.v.row / 4u) + channel];
@@ -121,7 +121,7 @@ fn d_o_start(batch: u32, head: u32) -> u32 {
 }
 
 fn read_d_o(start: u32, position: u32, channel: u32) -> vec4<f32> {
-    if (position >= call.q_len || channel >= V_HEAD_DIM / 4u) {
+    if (position >= call.q_len) {
         return vec4<f32>();
     }
     return d_o[start + position * (call.d_o.row / 4u) + channel];
@@ -190,7 +190,7 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
     var s_3_1 = 0.0;
     var s_3_2 = 0.0;
     var s_3_3 = 0.0;
-    for (var channel = 0u; channel < HEAD_DIM / 4u; channel += CHUNK) {
+    for (var channel = 0u; channel < HEAD_DIM; channel += CHUNK) {
         workgroupBarrier();  // the chunk before has been read
         {
             let entry = tid;
@@ -292,7 +292,7 @@ fn attention_scores(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_
     var dp_3_1 = 0.0;
     var dp_3_2 = 0.0;
     var dp_3_3 = 0.0;
-    for (var channel = 0u; channel < V_HEAD_DIM / 4u; channel += CHUNK) {
+    for (var channel = 0u; channel < V_HEAD_DIM; channel += CHUNK) {
         workgroupBarrier();  // the chunk before has been read
         {
             let entry = tid;
