@@ -14,7 +14,7 @@ from wgsl_attention.problem.mask import Mask
 from wgsl_attention.problem.problem import Problem
 from wgsl_attention.reference import accuracy
 from wgsl_attention.reference import attention as reference
-from wgsl_attention.rendering import kernel_text, render
+from wgsl_attention.rendering import kernel_text, renderer
 from wgsl_attention.selection.tables import EMPTY
 
 SLOPES = np.array([0.5, 0.25, 0.125, 0.0625], np.float32)
@@ -100,7 +100,7 @@ def test_texts_are_checked_in(
     profile: str, dims: tuple[int, int], terms: dict[str, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With WebGPU's default limits, and in compatibility mode, nothing is rendered for what is selected."""
-    monkeypatch.setattr(render, "render", lambda variant: pytest.fail(f"{variant.name} is rendered"))
+    monkeypatch.setattr(renderer, "render", lambda variant: pytest.fail(f"{variant.name} is rendered"))
     for given, causal in itertools.product(("o", "none", "delta"), (True, False)):
         p = Problem(
             q_len=300,
