@@ -16,11 +16,8 @@ from numpy.typing import NDArray
 from ..kernels.facts import Binding
 from ..kernels.variant import Variant
 from ..problem.strides import apart, scatter
-from ..problem.task import Task
+from ..problem.task import MAX_INDEX, Task
 from ..profile import DeviceProfile
-
-MAX_INDEX = 1 << 32
-"""Kernels index elements in u32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,11 +14,10 @@ from ..errors import ArgumentError
 from .checks import finite, integer
 from .problem import MAX_HEAD_DIM
 from .strides import Shape, Strides
+from .task import MAX_INDEX
 
 ROPE_BASE = 10000.0
 """RoFormer's."""
-MAX_ELEMENTS = 1 << 32
-"""Kernels index elements in u32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,7 @@ class Rotation:
         if self.head_dim % 2 or self.head_dim > MAX_HEAD_DIM:
             raise ArgumentError("head_dim", self.head_dim, f"an even number from 2 to {MAX_HEAD_DIM}")
         elements = math.prod(self.shapes["d_x"])
-        if elements >= MAX_ELEMENTS:
+        if elements >= MAX_INDEX:
             raise ArgumentError("buffer", f"{elements} elements", "fewer than 2³², which a 32-bit index reaches")
 
     @property

@@ -7,6 +7,9 @@ from typing import Protocol
 
 from .strides import Shape, Strides
 
+MAX_INDEX = 1 << 32
+"""Kernels index elements in u32."""
+
 
 class Task(Protocol):
     """The arrays of a call and the sizes of its dispatches. Equal tasks are equal keys."""
