@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,20 @@ def test_long_sums(wgpu: Device, seed: int) -> None:
     made = tiled(p, choice("16k", 16).replaced(parts=1))
     assert made.scratch.keys() == {"intervals", "scores", "row_sums", "row_terms"}
     check(wgpu, made, sample(p, seed=seed))
+
+
+@pytest.mark.parametrize("terms", [{}, {"softcap": True, "alibi": True}], ids=["plain", "softcap, ALiBi"])
+@pytest.mark.parametrize(("head_dim", "form"), [(64, "exact"), (72, "any"), (59, "at most")])
+def test_written_out_texts_give_the_same_bits(wgpu: Device, head_dim: int, form: Any, terms: dict[str, bool]) -> None:
+    """The same operations in the same order, whether a chunk's product is a loop or text."""
+    case = sample(problem(Mask.causal(), 140, head_dim=head_dim, **terms))
+    loop = choice("16k", head_dim, form=form)
+    written = replace(loop, kernels=tuple(replace(kernel, written_out=True) for kernel in loop.kernels))
+    made = [tiled(case.problem, each.suited(case.problem)) for each in (loop, written)]
+    for old, new in zip(loop.kernels, written.kernels, strict=True):
+        assert new.name == old.name.replace(f"_chunk{old.chunk}", f"_chunk{old.chunk}_wo")
+        assert "for (var c = 0u" not in render(new).wgsl and len(render(new).wgsl) > len(render(old).wgsl)
+    assert_same_bits(*(Run(device=wgpu, recipe=each)(case) for each in made))
 
 
 # An lse that is not quite these rows' own

@@ -38,6 +38,7 @@ class _TiledVariant(Variant):
     row_reg: int = param("rr", "rows in one thread's registers", values=(2, 4, 8))
     col_reg: int = param("cr", "columns in one thread's registers", values=(2, 4, 8))
     chunk: int = param("chunk", "of the summed axis, staged in workgroup memory at a time", values=(8, 16, 32, 64))
+    written_out: bool = param("wo", "the products over a chunk are text without a loop", values=(False, True), default=False)
     head_dim: int = param(
         "d", "head_dim: a constant, 0 where the pipeline gives it, or with at_most the bound of what comes in call", tuned=False
     )

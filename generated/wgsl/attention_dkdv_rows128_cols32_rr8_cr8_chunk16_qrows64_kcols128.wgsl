@@ -358,10 +358,10 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             workgroupBarrier();  // the chunk is complete
             for (var i = 0u; i < CHUNK; i++) {
                 // dV_j += P_ij·dO_i
-                let p_0 = p_tile[i * ROW_VECS + row / 4u];
-                let p_1 = p_tile[i * ROW_VECS + row / 4u + 1u];
-                let do_0 = do_tile[i * COL_VECS + col];
-                let do_1 = do_tile[i * COL_VECS + col + COL_THREADS];
+                let p_0 = p_tile[row / 4u + i * ROW_VECS];
+                let p_1 = p_tile[row / 4u + 1u + i * ROW_VECS];
+                let do_0 = do_tile[col + i * COL_VECS];
+                let do_1 = do_tile[col + COL_THREADS + i * COL_VECS];
                 dv_0_0 = fma(vec4<f32>(p_0.x), do_0, dv_0_0);
                 dv_0_1 = fma(vec4<f32>(p_0.x), do_1, dv_0_1);
                 dv_1_0 = fma(vec4<f32>(p_0.y), do_0, dv_1_0);
@@ -380,10 +380,10 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                 dv_7_1 = fma(vec4<f32>(p_1.w), do_1, dv_7_1);
 
                 // dK_j += dS_ij·Q_i
-                let ds_0 = ds_tile[i * ROW_VECS + row / 4u];
-                let ds_1 = ds_tile[i * ROW_VECS + row / 4u + 1u];
-                let q_0 = q_tile[i * COL_VECS + col];
-                let q_1 = q_tile[i * COL_VECS + col + COL_THREADS];
+                let ds_0 = ds_tile[row / 4u + i * ROW_VECS];
+                let ds_1 = ds_tile[row / 4u + 1u + i * ROW_VECS];
+                let q_0 = q_tile[col + i * COL_VECS];
+                let q_1 = q_tile[col + COL_THREADS + i * COL_VECS];
                 dk_0_0 = fma(vec4<f32>(ds_0.x), q_0, dk_0_0);
                 dk_0_1 = fma(vec4<f32>(ds_0.x), q_1, dk_0_1);
                 dk_1_0 = fma(vec4<f32>(ds_0.y), q_0, dk_1_0);

@@ -199,10 +199,10 @@ fn attention_dq(
 
         // dQ_i += dS_ij·K_j, four keys at a time
         for (var j = 0u; j < CHUNK_VECS; j++) {
-            let k_0_0 = k_tile[j * 4u * COL_VECS + col];
-            let k_1_0 = k_tile[(j * 4u + 1u) * COL_VECS + col];
-            let k_2_0 = k_tile[(j * 4u + 2u) * COL_VECS + col];
-            let k_3_0 = k_tile[(j * 4u + 3u) * COL_VECS + col];
+            let k_0_0 = k_tile[col + j * 4u * COL_VECS];
+            let k_1_0 = k_tile[col + (j * 4u + 1u) * COL_VECS];
+            let k_2_0 = k_tile[col + (j * 4u + 2u) * COL_VECS];
+            let k_3_0 = k_tile[col + (j * 4u + 3u) * COL_VECS];
             let ds_0 = ds_tile[row * ROW_STRIDE + j];
             dq_0_0 = fma(vec4<f32>(ds_0.x), k_0_0, dq_0_0);
             dq_0_0 = fma(vec4<f32>(ds_0.y), k_1_0, dq_0_0);
