@@ -564,3 +564,11 @@ def test_a_row_is_plain_data() -> None:
     made = row()
     assert json.loads(json.dumps(made.as_json()))["choice"]["kernels"]["scores"]["name"] == tuned_choice().kernels[0].name
     assert {f.name for f in dataclasses.fields(Row)} == set(made.as_json())
+
+
+def test_written_out_texts_are_tried_on_gpus_only() -> None:
+    for profile, tried in ((GPU, {False, True}), (replace(GPU, software=True), {False})):
+        stage = Tiled().stages()[0]
+        around = choices(problem(), profile)[0]
+        found = {choice.kernels[0].params["written_out"] for choice in stage.neighbours(around, problem(), profile)}
+        assert found == tried

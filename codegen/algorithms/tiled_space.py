@@ -52,6 +52,8 @@ def _variants(role: str, scores: Variant, like: Variant, dim: int, profile: Devi
         chosen = dict(zip(values, tried, strict=True))
         if not MIN_WORK <= chosen["row_reg"] * chosen["col_reg"] <= MAX_ACCUMULATORS // MATRICES[role]:
             continue
+        if profile.software and chosen["written_out"]:  # such texts take a software driver minutes to compile
+            continue
         for cols in SCORE_COLS if role == "scores" else _columns(dim, chosen["col_reg"]):
             try:
                 variant = replace(like, **{**chosen, **fixed, "cols": cols})
