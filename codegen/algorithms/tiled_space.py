@@ -52,7 +52,7 @@ def _variants(role: str, scores: Variant, like: Variant, dim: int, profile: Devi
         chosen = dict(zip(values, tried, strict=True))
         if not MIN_WORK <= chosen["row_reg"] * chosen["col_reg"] <= MAX_ACCUMULATORS // MATRICES[role]:
             continue
-        if profile.software and chosen["written_out"]:  # such texts take a software driver minutes to compile
+        if profile.software and chosen["written_out"]:  # large texts, which a software driver is slow to compile
             continue
         for cols in SCORE_COLS if role == "scores" else _columns(dim, chosen["col_reg"]):
             try:
