@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, cast
 
 from ..errors import VariantError
 from ..kernels.tiled_products import AttentionDkdv, AttentionDq, AttentionScores
-from ..kernels.tiled_reductions import MAX_ALIBI_HEADS, AttentionIntervals, AttentionReduce, AttentionRows
+from ..kernels.tiled_reductions import MAX_ALIBI_HEADS, PACKED_ROWS, AttentionIntervals, AttentionPack, AttentionReduce, AttentionRows
 from ..kernels.variant import Variant
 from ..problem.problem import MAX_HEAD_DIM, Problem
 from ..problem.strides import Strides
@@ -61,7 +61,7 @@ class Tiled(Algorithm):
         grid = problem.batch * problem.heads * -(-problem.q_len // 128) * -(-problem.kv_len // 128)
         names = ("48k", "32k", "16k") if grid >= LARGE_GRID and not profile.software else ("16k", "32k", "48k")
         dims = (problem.head_dim, problem.v_head_dim)
-        exact = [tiled_layouts.choice(name, *dims) for name in names]
+        exact = [tiled_layouts.choice(name, *dims, form="exact") for name in names]
         any_dim = [tiled_layouts.choice(name, *dims, form="any", capped=problem.softcap) for name in names]
         most = MOST_EMPTY_CAPPED if problem.softcap else MOST_EMPTY
         if any(dim % 4 for dim in dims):
@@ -84,9 +84,10 @@ class Tiled(Algorithm):
         return tiled_layouts.choice(layout, **dims)
 
     def for_any_problem(self, choice: Choice) -> Choice:
-        if any(v.at_most or v.head_dim % 4 or v.v_dim % 4 for v in kernels_of(choice)):
+        scores, *gradients = kernels_of(choice)
+        if any(v.at_most or v.head_dim % 4 or v.v_dim % 4 for v in gradients):
             return choice
-        return replace(choice, kernels=tuple(replace(v, head_dim=0, v_head_dim=0) for v in kernels_of(choice)))
+        return replace(choice, kernels=(scores, *(replace(v, head_dim=0, v_head_dim=0) for v in gradients)))
 
     def for_problem(self, choice: Choice, problem: Problem, profile: DeviceProfile, guard: str) -> Choice:
         """A layout's choice with the numbers for a problem on a device, and what the problem dictates."""
@@ -105,7 +106,7 @@ class Tiled(Algorithm):
                 size = problem.sizes[constant.size]
                 if not constant.takes(size):
                     raise VariantError(v.name, f"it is not for a {constant.size} of {size}; it takes {constant.taken}")
-            if v.head_dim and not v.at_most and v.v_head_dim != v_dim:
+            if not isinstance(v, AttentionScores) and v.head_dim and not v.at_most and v.v_head_dim != v_dim:
                 raise VariantError(v.name, f"it is not for a v_head_dim of {problem.v_head_dim}")
             kernels.append(replace(v, **terms) if terms != {name: getattr(v, name) for name in terms} else v)
         return replace(choice, kernels=tuple(kernels))
@@ -140,15 +141,14 @@ def tiled(problem: Problem, choice: Choice, limit: int | None = None) -> Recipe:
     scores, dkdv, dq = kernels_of(choice)
     p, mask = problem, problem.interval
     budget = min(choice.number("budget"), limit or choice.number("budget"))
-    span_keys = scores.span * scores.cols
-    key_stride = tiled_split.key_stride(p, scores)
-    spans = -(-key_stride // span_keys)
-    todo = list(tiled_split.strips(p, scores.rows, 8 * key_stride, budget))
-    largest = max(strip.slots * strip.rows for strip in todo)
+    tile = 4 * scores.rows * scores.cols  # bytes of a block of P, or of dP
+    rooms = tiled_split.rooms(p, scores.rows, scores.cols)
+    todo = list(tiled_split.strips(p, scores.rows, rooms, budget // tile))
+    rows = max(strip.slots * strip.rows for strip in todo)
+    spans = max(-(-strip.widest // scores.span) for strip in todo)
 
     head_parts, query_parts = tiled_split.key_parts(p, dkdv, todo[0], budget, choice.number("parts"))
-    key_blocks = -(-key_stride // scores.cols)
-    key_parts = tiled_split.query_parts(p, dq, todo[0], key_blocks, budget, choice.number("parts"))
+    key_parts = tiled_split.query_parts(p, dq, todo[0], todo[-1].widest, budget, choice.number("parts"))
     parts = head_parts * query_parts
     documents = "" if not mask.doc_start else "wholedocuments" if mask.doc_end else "documents"
     intervals = AttentionIntervals(rows=scores.rows, documents=documents, kv_lengths=p.kv_lengths)
@@ -161,11 +161,14 @@ def tiled(problem: Problem, choice: Choice, limit: int | None = None) -> Recipe:
     blocks = -(-p.q_len // scores.rows)
     counts = {name: math.prod(p.shapes[name]) for name in p.outputs}
 
+    packs = {name: _packed(p, name, scores.chunk) for name in ("q", "d_o", "k", "v")}
     scratch = {
-        "intervals": 8 * p.batch * p.q_len + 16 * p.batch * blocks,
-        "scores": 8 * largest * key_stride,
-        "row_sums": 8 * largest * spans,
-        "row_terms": (16 if p.softcap else 8) * largest,
+        "intervals": 8 * p.batch * p.q_len + 16 * p.batch * blocks + 8 * blocks,
+        "query_tiles": 16 * (packs["q"].vecs + packs["d_o"].vecs),
+        "key_tiles": 16 * (packs["k"].vecs + packs["v"].vecs),
+        **dict.fromkeys(("p_tiles", "d_p_tiles"), tile * max(1, *(strip.slots * strip.tiles for strip in todo))),
+        "row_sums": 8 * rows * spans,
+        "row_terms": (16 if p.softcap else 8) * rows,
     }
     split = {"d_q": key_parts, "d_k": parts, "d_v": parts}
     # dkdv binds d_k and d_v, and WebGPU has no kernel write one buffer through two bindings that overlap: where both may lie
@@ -177,7 +180,9 @@ def tiled(problem: Problem, choice: Choice, limit: int | None = None) -> Recipe:
     places: dict[str, int] = {}
     for name in renamed:
         places |= Strides.contiguous(p.shapes[name]).words(name, part=counts[name])
-    steps = [Step(variant=intervals)]
+    steps = [Step(variant=intervals, sizes={"key_cols": scores.cols})]
+    for name, buffer, before in (("q", "query_tiles", 0), ("d_o", "query_tiles", packs["q"].vecs), ("k", "key_tiles", 0), ("v", "key_tiles", packs["k"].vecs)):
+        steps.append(packs[name].step(p, name, buffer, before))
     for strip in todo:
         sizes = {
             "slot_first": strip.slot_first,
@@ -185,11 +190,15 @@ def tiled(problem: Problem, choice: Choice, limit: int | None = None) -> Recipe:
             "strip_rows": strip.rows,
             "strip_slots": strip.slots,
             "strip_kv_slots": -(-strip.slots // p.group),
-            "key_stride": key_stride,
-            "spans": spans,
+            "strip_tiles": strip.tiles,
+            "spans": -(-strip.widest // scores.span),
             "query_rows": scores.rows,
             "key_cols": scores.cols,
-            "span_keys": span_keys,
+            "span_keys": scores.span * scores.cols,
+            "channels": packs["q"].channels,
+            "v_channels": packs["v"].channels,
+            "d_o_tiles": packs["q"].vecs,
+            "v_tiles": packs["k"].vecs,
             "widest_head_dim": max(p.head_dim, p.v_head_dim),
             "head_parts": head_parts,
             "query_parts": query_parts,
@@ -206,3 +215,39 @@ def tiled(problem: Problem, choice: Choice, limit: int | None = None) -> Recipe:
         reduce = AttentionReduce(wg=128, guard=dkdv.guard, strided=name in dict(p.strides))
         steps.append(Step(variant=reduce, buffers={"parts": buffer, "total": name}, sizes=sizes))
     return Recipe(algorithm="tiled", problem=p, steps=tuple(steps), scratch=scratch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pack:
+    """One tensor, packed: ``channels`` are its head_dim, rounded up to chunks, ``vecs`` what it takes in vec4 elements."""
+
+    channels: int
+    slot_vecs: int
+    slots: int
+
+    @property
+    def vecs(self) -> int:
+        return self.slots * self.slot_vecs
+
+    def step(self, problem: Problem, name: str, buffer: str, before: int) -> Step:
+        """Packs the tensor, ``before`` vec4 elements into the buffer."""
+        _, length, heads, dim = problem.shapes[name]
+        strides = problem.strides_of(name)
+        sizes = {
+            "source_length": length,
+            "source_heads": heads,
+            "source_dim": dim,
+            "source_slots": self.slots,
+            "padded": self.channels,
+            "first_tile": before,
+            "slot_vecs": self.slot_vecs,
+            **strides.words("source"),
+        }
+        vectorised = dim % 4 == 0 and (name not in dict(problem.strides) or strides.multiples_of(4))
+        return Step(variant=AttentionPack(wg=256, vectorised=vectorised), buffers={"source": name, "tiles": buffer}, sizes=sizes)
+
+
+def _packed(problem: Problem, name: str, chunk: int) -> _Pack:
+    batch, length, heads, dim = problem.shapes[name]
+    channels = -(-dim // chunk) * chunk
+    return _Pack(channels=channels, slot_vecs=-(-length // PACKED_ROWS) * PACKED_ROWS * channels // 4, slots=batch * heads)

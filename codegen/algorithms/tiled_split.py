@@ -8,10 +8,10 @@ bounds each scratch buffer: the scores of a strip, and the parts of a gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..kernels.tiled_products import AttentionDkdv, AttentionDq, AttentionScores
+from ..kernels.tiled_products import AttentionDkdv, AttentionDq
 from ..problem.problem import Problem
 
 MIN_STRIP_ROWS = 512
@@ -20,58 +20,79 @@ MIN_STRIP_ROWS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strip:
-    """``rows`` rows from ``row_first`` on, of ``slots`` slots from ``slot_first`` on; ``first`` for its keys' gradients."""
+    """``rows`` rows from ``row_first`` on, of ``slots`` slots from ``slot_first`` on; ``first`` for its keys' gradients.
+
+    The scores of one slot take ``tiles`` blocks, those of one block of queries at most ``widest``.
+    """
 
     slot_first: int
     slots: int
     row_first: int
     rows: int
+    tiles: int
+    widest: int
     first: bool
 
 
-def strips(problem: Problem, rows: int, row_bytes: int, budget: int) -> Iterator[Strip]:
-    """Covers every row of every slot, in order. ``row_bytes`` is the scratch of one row of one slot, ``rows`` a strip's unit.
+def rooms(p: Problem, rows: int, cols: int) -> list[int]:
+    """Blocks of ``cols`` keys that the scores of each block of ``rows`` queries may take, whatever documents and kv_lengths say.
 
-    Where one block of ``rows`` rows is past the budget, the strips are single blocks and overrun it.
+    The same as attention_intervals counts.
     """
-    slots, blocks = problem.batch * problem.heads, -(-problem.q_len // rows)
-    fit = max(1, budget // (row_bytes * rows))  # blocks of one slot
-    least = min(blocks, -(-MIN_STRIP_ROWS // rows))
-    if fit >= slots * least:
-        per_slots, per_blocks = slots, min(blocks, fit // slots)
-    elif fit >= problem.group * least:
-        per_slots = fit // least // problem.group * problem.group
-        per_blocks = least
+    words = p.interval.words
+    found = []
+    for first in range(0, p.q_len, rows):
+        last = min(first + rows, p.q_len) - 1
+        lo = max(0, first + words["lo_shift"])
+        hi = min(p.kv_len, last + words["hi_shift"], max(words["prefix"], last + words["prefix_shift"]))
+        found.append(-(-hi // cols) - lo // cols if lo < hi else 0)
+    return found
+
+
+def strips(problem: Problem, rows: int, rooms: Sequence[int], tiles: int) -> Iterator[Strip]:
+    """Covers every row of every slot, in order, with at most ``tiles`` blocks of scores in a strip.
+
+    ``rooms`` has those of each block of ``rows`` queries. Where one block of queries has more, it is a strip, and overruns.
+    """
+    slots, blocks = problem.batch * problem.heads, len(rooms)
+    short = max(1, max(rooms)) * min(blocks, -(-MIN_STRIP_ROWS // rows))  # tiles of one slot's shortest strip, at most
+    if tiles >= slots * min(short, sum(rooms)):
+        per_slots = slots
+    elif tiles >= problem.group * short:
+        per_slots = tiles // short // problem.group * problem.group
     else:
-        per_slots = max(1, min(problem.group, fit // least))
+        per_slots = max(1, min(problem.group, tiles // short))
         while problem.group % per_slots:
             per_slots -= 1
-        per_blocks = min(blocks, max(1, fit // per_slots))
-    per_blocks = -(-blocks // -(-blocks // per_blocks))  # even strips
+    ranges = list(_even(rooms, tiles // per_slots))
     for slot in range(0, slots, per_slots):
-        for block in range(0, blocks, per_blocks):
+        for first, end in ranges:
             yield Strip(
                 slot_first=slot,
                 slots=min(per_slots, slots - slot),
-                row_first=block * rows,
-                rows=min(per_blocks, blocks - block) * rows,
-                first=block == 0 and slot % problem.group == 0,
+                row_first=first * rows,
+                rows=(end - first) * rows,
+                tiles=sum(rooms[first:end]),
+                widest=max(1, *rooms[first:end]),
+                first=first == 0 and slot % problem.group == 0,
             )
 
 
-def key_stride(p: Problem, scores: AttentionScores) -> int:
-    """Keys for which a row has room: all of them, or with a window as many as a block of queries can see, in whole blocks."""
-    keys, width = p.kv_len, p.interval.moving_width
-    if width is not None:
-        # a block's hull, and as much before it as there is between two blocks of keys
-        keys = min(keys, width + scores.rows - 1 + scores.cols - 1)
-    return -(-keys // scores.cols) * scores.cols
+def _even(rooms: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of blocks with at most ``most`` tiles each, as even as they go; a block that has more is a range."""
+    share = sum(rooms) / max(1, -(-sum(rooms) // max(1, most)))
+    first = total = 0
+    for end, room in enumerate(rooms, 1):
+        total += room
+        if end == len(rooms) or total + rooms[end] > most or total >= share:
+            yield first, end
+            first, total = end, 0
 
 
 def key_parts(p: Problem, dkdv: AttentionDkdv, strip: Strip, budget: int, parts: int) -> tuple[int, int]:
     """Parts of the group's heads, and of a strip's blocks of queries, for dkdv."""
     dims = -(-max(p.head_dim, p.v_head_dim) // dkdv.cols)
-    grid = -(-strip.slots // p.group) * -(-p.kv_len // dkdv.rows) * dims
+    grid = -(-strip.slots // p.group) * -(-p.kv_len // dkdv.rows) * dims * (1 if dkdv.joint else 2)
     most = budget // (4 * p.batch * p.kv_len * p.kv_heads * max(p.head_dim, p.v_head_dim))  # parts that the budget holds
     fitting = [n for n in _divisors(p.group) if n <= max(1, most)]
     heads = next((n for n in fitting if grid * n >= parts), fitting[-1])

@@ -99,13 +99,14 @@ class WorkgroupArray:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Count:
-    """A number of workgroups as data: the product of named factors, divided by ``divisor``, rounded up."""
+    """A number of workgroups as data: the product of named factors, divided by ``divisor``, rounded up, and ``times`` that."""
 
     factors: tuple[str, ...] = ()
     divisor: int = 1
+    times: int = 1
 
     def of(self, sizes: Mapping[str, int]) -> int:
-        return -(-math.prod(sizes[factor] for factor in self.factors) // self.divisor)
+        return self.times * -(-math.prod(sizes[factor] for factor in self.factors) // self.divisor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,14 @@ from ..errors import ArgumentError
 from .original import AttentionBackward, AttentionBackwardShort, AttentionBackwardShortDkdv
 from .rope import RopeKBackward, RopeQBackward
 from .tiled_products import AttentionDkdv, AttentionDq, AttentionScores
-from .tiled_reductions import AttentionIntervals, AttentionReduce, AttentionRows
+from .tiled_reductions import AttentionIntervals, AttentionPack, AttentionReduce, AttentionRows
 from .variant import Variant
 
 FAMILIES: dict[str, type[Variant]] = {
     family.kernel: family
     for family in (
         AttentionIntervals,
+        AttentionPack,
         AttentionScores,
         AttentionRows,
         AttentionDkdv,

@@ -17,6 +17,8 @@ from .variant import Variant, param
 MAX_ALIBI_HEADS = 256
 """What the slopes' uniform holds."""
 MASK_TERMS = i32(*Interval().words)
+PACKED_ROWS = 128
+"""Rows of one packed tile."""
 
 
 def storage(binding: int, name: str, type_: str, role: str = "", access: str = "read") -> Binding:
@@ -55,7 +57,7 @@ class AttentionIntervals(Variant):
     @property
     def bindings(self) -> tuple[Binding, ...]:
         return (
-            call(0, *u32("q_len", "kv_len"), *MASK_TERMS),
+            call(0, *u32("q_len", "kv_len", "key_cols"), *MASK_TERMS),
             storage(1, "intervals", "vec2<i32>", access="read_write"),
             *((storage(2, "doc_start", "u32"),) if self.documents else ()),
             *((storage(3, "kv_lengths", "u32"),) if self.kv_lengths else ()),
@@ -63,7 +65,8 @@ class AttentionIntervals(Variant):
 
     @property
     def workgroup_arrays(self) -> tuple[WorkgroupArray, ...]:
-        return (WorkgroupArray(name="hull_tile", type="vec4<i32>", count=self.rows),)
+        hulls = WorkgroupArray(name="hull_tile", type="vec4<i32>", count=self.rows)
+        return hulls, WorkgroupArray(name="before_tile", type="u32", count=self.rows)
 
     @property
     def dispatch(self) -> Dispatch:
@@ -73,6 +76,44 @@ class AttentionIntervals(Variant):
     def serves(self) -> Serves:
         masks = ("documents",) if self.documents else tuple(mask for mask in MASK_KINDS if mask != "documents")
         return Serves(masks=masks, head_dim=(1, MAX_HEAD_DIM))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionPack(Variant):
+    """One tensor's rows, turned: tiles of ``PACKED_ROWS`` positions, channel by channel, which the scores kernel reads as they lie.
+
+    Strides and lengths end here: positions and channels past the ends are zeros. A thread turns 4 positions × 4 channels.
+    """
+
+    kernel: ClassVar[str] = "attention_pack"
+    template: ClassVar[str] = "tiled/attention_pack.wgsl.j2"
+
+    wg: int = param("wg", "threads of a workgroup", values=(64, 128, 256))
+    vectorised: bool = param("vec4", "rows are read as vec4", values=(False, True), default=False, tuned=False)
+
+    @property
+    def workgroup_size(self) -> int:
+        return self.wg
+
+    @property
+    def context(self) -> dict[str, object]:
+        return {"packed_rows": PACKED_ROWS}
+
+    @property
+    def bindings(self) -> tuple[Binding, ...]:
+        return (
+            storage(0, "source", "vec4<f32>" if self.vectorised else "f32"),
+            storage(1, "tiles", "vec4<f32>", access="read_write"),
+            call(2, *u32("source_length", "source_heads", "source_dim", "padded", "first_tile"), *stride_words("source")),
+        )
+
+    @property
+    def dispatch(self) -> Dispatch:
+        return Dispatch(x=Count(factors=("slot_vecs",), divisor=4 * self.wg), y=Count(factors=("source_slots",)))
+
+    @property
+    def serves(self) -> Serves:
+        return Serves(masks=MASK_KINDS, head_dim=(1, MAX_HEAD_DIM))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

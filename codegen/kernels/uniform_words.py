@@ -15,7 +15,7 @@ from .facts import Binding, Word, u32
 
 DTYPES = {"u32": np.uint32, "i32": np.int32, "f32": np.float32}
 SIZES = u32("q_len", "kv_len", "heads", "kv_heads")
-STRIP = u32("slot_first", "row_first", "strip_rows", "key_stride")
+STRIP = u32("slot_first", "row_first", "strip_rows", "strip_tiles")
 
 
 def stride_words(*names: str, parts: bool = False) -> tuple[Word, ...]:

@@ -24,8 +24,7 @@ var<workgroup> dk_tile: array<vec4<f32>, 256>;
 var<workgroup> dv_tile: array<vec4<f32>, 256>;
 
 fn guard_result(x: vec4<f32>) -> vec4<f32> {
-    let finite = (bitcast<vec4<u32>>(x) & vec4<u32>(0x7f800000u)) != vec4<u32>(0x7f800000u);
-    return select(vec4<f32>(), x, finite);
+    return select(vec4<f32>(), x, are_finite(x));
 }
 
 @compute @workgroup_size(256, 1, 1)

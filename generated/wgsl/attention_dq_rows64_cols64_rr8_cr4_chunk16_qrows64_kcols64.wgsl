@@ -12,14 +12,17 @@
 const ROWS: u32 = 64u;  // queries
 const COLS: u32 = 64u;  // channels
 const COL_VECS: u32 = COLS / 4u;  // vec4 elements of a staged row of K
-const ROW_REG: u32 = 8u;
-const COL_THREADS: u32 = 16u;  // threads that share a query
+const ROW_THREADS: u32 = 8u;  // threads that share a channel
+const COL_THREADS: u32 = 16u;  // and a query
 const THREADS: u32 = 128u;
 const CHUNK: u32 = 16u;  // keys
-const CHUNK_VECS: u32 = CHUNK / 4u;  // vec4 elements of a staged row of dS
-const ROW_STRIDE: u32 = CHUNK_VECS + 1u;  // one vec4 of padding keeps the rows in different banks
-const QUERY_ROWS: u32 = 64u;  // queries of a block of intervals
-const KEY_COLS: u32 = 64u;  // keys of a block of scores
+const ROW_VECS: u32 = CHUNK / 4u;  // vec4 elements of a staged row of dS
+const ROW_STRIDE: u32 = ROW_VECS + 1u;  // one vec4 of padding keeps the rows in different banks
+const COL_TILE: u32 = ROWS * ROW_STRIDE;  // where in a chunk the rows of K begin
+const QUERY_ROWS: u32 = 64u;  // queries of a block of scores
+const KEY_COLS: u32 = 64u;  // and its keys
+const KEY_VECS: u32 = KEY_COLS / 4u;
+const SUM_KEYS: u32 = 256u;  // keys in one chain of additions
 override HEAD_DIM: u32;  // channels, a multiple of 4
 
 // Where a tensor's rows lie, in numbers of 4 bytes: the first one, and how far apart batch entries, positions and heads are
@@ -41,7 +44,7 @@ struct Call {
     slot_first: u32,
     row_first: u32,
     strip_rows: u32,
-    key_stride: u32,
+    strip_tiles: u32,
     batch: u32,
     key_parts: u32,
     add_q: u32,
@@ -49,19 +52,22 @@ struct Call {
 }
 
 @group(0) @binding(0) var<storage, read> k: array<vec4<f32>>;
-@group(0) @binding(1) var<storage, read> scores: array<vec4<f32>>;
-@group(0) @binding(2) var<storage, read> row_terms: array<vec2<f32>>;
-@group(0) @binding(3) var<storage, read> intervals: array<vec2<i32>>;
-@group(0) @binding(4) var<storage, read_write> d_q: array<vec4<f32>>;
-@group(0) @binding(5) var<uniform> call: Call;
+@group(0) @binding(1) var<storage, read> p_tiles: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read> d_p_tiles: array<vec4<f32>>;
+@group(0) @binding(3) var<storage, read> row_terms: array<vec2<f32>>;
+@group(0) @binding(4) var<storage, read> intervals: array<vec2<i32>>;
+@group(0) @binding(5) var<storage, read_write> d_q: array<vec4<f32>>;
+@group(0) @binding(6) var<uniform> call: Call;
 
-// Workgroup memory: 5120 + 4096 = 9216 bytes.
-var<workgroup> ds_tile: array<vec4<f32>, 320>;
-var<workgroup> k_tile: array<vec4<f32>, 256>;
+// Workgroup memory: 9216 bytes.
+var<workgroup> tile: array<vec4<f32>, 576>;
+
+fn are_finite(x: vec4<f32>) -> vec4<bool> {
+    return (bitcast<vec4<u32>>(x) & vec4<u32>(0x7f800000u)) != vec4<u32>(0x7f800000u);
+}
 
 fn guard_result(x: vec4<f32>) -> vec4<f32> {
-    let finite = (bitcast<vec4<u32>>(x) & vec4<u32>(0x7f800000u)) != vec4<u32>(0x7f800000u);
-    return select(vec4<f32>(), x, finite);
+    return select(vec4<f32>(), x, are_finite(x));
 }
 
 // dS_ij = scale·P_ij·(dP_ij − D_i), and zero where the query does not see the key, even if D is NaN: P and dP are then both zero.
@@ -72,8 +78,7 @@ fn d_s(p: vec4<f32>, d_p: vec4<f32>, delta: f32) -> vec4<f32> {
 
 // For rows that may belong to pairs that are not seen: there P and dS are zero, and zero times NaN would spoil the sum.
 fn finite_or_zero(x: vec4<f32>) -> vec4<f32> {
-    let finite = (bitcast<vec4<u32>>(x) & vec4<u32>(0x7f800000u)) != vec4<u32>(0x7f800000u);
-    return select(vec4<f32>(), x, finite);
+    return select(vec4<f32>(), x, are_finite(x));
 }
 
 // The hull of a block of queries: least lo, greatest lo, least hi, greatest hi.
@@ -85,6 +90,12 @@ fn hull_of(batch: u32, block: u32) -> vec4<i32> {
 // The first key of a block's scores: the hull's, rounded down to a block of keys.
 fn base_of(hull: vec4<i32>) -> u32 {
     return u32(hull.x) / KEY_COLS * KEY_COLS;
+}
+
+// The tile that the scores of a block of queries begin with, in a slot of the strip.
+fn first_tile(block: u32) -> u32 {
+    let at = call.batch * (call.q_len + 2u * ((call.q_len + QUERY_ROWS - 1u) / QUERY_ROWS));
+    return u32(intervals[at + block].x - intervals[at + call.row_first / QUERY_ROWS].x);
 }
 
 fn k_start(batch: u32, head: u32) -> u32 {
@@ -121,8 +132,8 @@ fn attention_dq(
     @builtin(num_workgroups) workgroups: vec3<u32>,
     @builtin(local_invocation_index) tid: u32,
 ) {
-    let part = workgroup.x % call.key_parts;
     let strip_slot = workgroup.x / call.key_parts;
+    let part = workgroup.x % call.key_parts;
     let slot = call.slot_first + strip_slot;
     let batch = slot / call.heads;
     let head = slot % call.heads;
@@ -134,10 +145,20 @@ fn attention_dq(
         return;
     }
     let first_channel = workgroup.z * COL_VECS;
-    let row = tid / COL_THREADS * ROW_REG;  // this thread's first query of the block
-    let col = tid % COL_THREADS;  // its channels are the vec4 col, col + COL_THREADS, …
     let hull = hull_of(batch, first_query / QUERY_ROWS);
     let k_first = k_start(batch, kv_head);
+
+    // This thread's queries are row, row + ROW_THREADS, …, its channels the fours col, col + COL_THREADS, …
+    let row = tid / 32u / (COL_THREADS / 8u) * 4u + tid % 32u / 8u;
+    let col = tid / 32u % (COL_THREADS / 8u) * 8u + tid % 8u;
+    var all_dq_0_0 = vec4<f32>();
+    var all_dq_1_0 = vec4<f32>();
+    var all_dq_2_0 = vec4<f32>();
+    var all_dq_3_0 = vec4<f32>();
+    var all_dq_4_0 = vec4<f32>();
+    var all_dq_5_0 = vec4<f32>();
+    var all_dq_6_0 = vec4<f32>();
+    var all_dq_7_0 = vec4<f32>();
     var dq_0_0 = vec4<f32>();
     var dq_1_0 = vec4<f32>();
     var dq_2_0 = vec4<f32>();
@@ -154,136 +175,192 @@ fn attention_dq(
     let blocks = select(0u, (u32(hull.w) + KEY_COLS - 1u) / KEY_COLS - first_block, seen);
     let begin = (first_block + blocks * part / call.key_parts) * KEY_COLS;
     let end = (first_block + blocks * (part + 1u) / call.key_parts) * KEY_COLS;
-    for (var first_key = begin; first_key < end; first_key += CHUNK) {
-        let whole = i32(first_key) >= hull.y && i32(first_key + CHUNK) <= hull.z;
-        workgroupBarrier();  // the chunk before has been read
-        {
-            let entry = tid;
-            let strip_row = first_row + entry / CHUNK_VECS;
-            let terms = row_terms[strip_row];
-            let source = (strip_row * call.key_stride + first_key - base) / 2u + entry % CHUNK_VECS * 2u;
-            let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
-            let p = vec4<f32>(pairs[0].xz, pairs[1].xz) * terms.x;
-            let ds = d_s(p, vec4<f32>(pairs[0].yw, pairs[1].yw), terms.y);
-            ds_tile[entry / CHUNK_VECS * ROW_STRIDE + entry % CHUNK_VECS] = ds;
-        }
-        {
-            let entry = tid + THREADS;
-            let strip_row = first_row + entry / CHUNK_VECS;
-            let terms = row_terms[strip_row];
-            let source = (strip_row * call.key_stride + first_key - base) / 2u + entry % CHUNK_VECS * 2u;
-            let pairs = array(scores[source], scores[source + 1u]);  // (P, dP) of four keys
-            let p = vec4<f32>(pairs[0].xz, pairs[1].xz) * terms.x;
-            let ds = d_s(p, vec4<f32>(pairs[0].yw, pairs[1].yw), terms.y);
-            ds_tile[entry / CHUNK_VECS * ROW_STRIDE + entry % CHUNK_VECS] = ds;
-        }
-        {
-            let entry = tid;
-            let k_row = read_k(k_first, first_key + entry / COL_VECS, first_channel + entry % COL_VECS);
-            if (whole) {
-                k_tile[entry] = k_row;
-            } else {
-                k_tile[entry] = finite_or_zero(k_row);
-            }
-        }
-        {
-            let entry = tid + THREADS;
-            let k_row = read_k(k_first, first_key + entry / COL_VECS, first_channel + entry % COL_VECS);
-            if (whole) {
-                k_tile[entry] = k_row;
-            } else {
-                k_tile[entry] = finite_or_zero(k_row);
-            }
-        }
-        workgroupBarrier();  // the chunk is complete
+    if (begin < end) {
+        let scores_tile = strip_slot * call.strip_tiles + first_tile(first_query / QUERY_ROWS) + (begin - base) / KEY_COLS;
+        var tile_at = (scores_tile * QUERY_ROWS + first_query % QUERY_ROWS) * KEY_VECS;  // where the chunk's scores begin
+        var next_key = begin;
+        var stored_key = begin;
+        var next_p_0: vec4<f32>;
+        var next_dp_0: vec4<f32>;
+        let terms_0 = row_terms[first_row + min(tid, ROWS * ROW_VECS - 1u) / ROW_VECS];
+        var next_p_1: vec4<f32>;
+        var next_dp_1: vec4<f32>;
+        let terms_1 = row_terms[first_row + min(tid + THREADS, ROWS * ROW_VECS - 1u) / ROW_VECS];
+        var next_k_0: vec4<f32>;
+        var next_k_1: vec4<f32>;
 
-        // dQ_i += dS_ij·K_j, four keys at a time
-        for (var j = 0u; j < CHUNK_VECS; j++) {
-            let k_0_0 = k_tile[col + j * 4u * COL_VECS];
-            let k_1_0 = k_tile[col + (j * 4u + 1u) * COL_VECS];
-            let k_2_0 = k_tile[col + (j * 4u + 2u) * COL_VECS];
-            let k_3_0 = k_tile[col + (j * 4u + 3u) * COL_VECS];
-            let ds_0 = ds_tile[row * ROW_STRIDE + j];
-            dq_0_0 = fma(vec4<f32>(ds_0.x), k_0_0, dq_0_0);
-            dq_0_0 = fma(vec4<f32>(ds_0.y), k_1_0, dq_0_0);
-            dq_0_0 = fma(vec4<f32>(ds_0.z), k_2_0, dq_0_0);
-            dq_0_0 = fma(vec4<f32>(ds_0.w), k_3_0, dq_0_0);
-            let ds_1 = ds_tile[(row + 1u) * ROW_STRIDE + j];
-            dq_1_0 = fma(vec4<f32>(ds_1.x), k_0_0, dq_1_0);
-            dq_1_0 = fma(vec4<f32>(ds_1.y), k_1_0, dq_1_0);
-            dq_1_0 = fma(vec4<f32>(ds_1.z), k_2_0, dq_1_0);
-            dq_1_0 = fma(vec4<f32>(ds_1.w), k_3_0, dq_1_0);
-            let ds_2 = ds_tile[(row + 2u) * ROW_STRIDE + j];
-            dq_2_0 = fma(vec4<f32>(ds_2.x), k_0_0, dq_2_0);
-            dq_2_0 = fma(vec4<f32>(ds_2.y), k_1_0, dq_2_0);
-            dq_2_0 = fma(vec4<f32>(ds_2.z), k_2_0, dq_2_0);
-            dq_2_0 = fma(vec4<f32>(ds_2.w), k_3_0, dq_2_0);
-            let ds_3 = ds_tile[(row + 3u) * ROW_STRIDE + j];
-            dq_3_0 = fma(vec4<f32>(ds_3.x), k_0_0, dq_3_0);
-            dq_3_0 = fma(vec4<f32>(ds_3.y), k_1_0, dq_3_0);
-            dq_3_0 = fma(vec4<f32>(ds_3.z), k_2_0, dq_3_0);
-            dq_3_0 = fma(vec4<f32>(ds_3.w), k_3_0, dq_3_0);
-            let ds_4 = ds_tile[(row + 4u) * ROW_STRIDE + j];
-            dq_4_0 = fma(vec4<f32>(ds_4.x), k_0_0, dq_4_0);
-            dq_4_0 = fma(vec4<f32>(ds_4.y), k_1_0, dq_4_0);
-            dq_4_0 = fma(vec4<f32>(ds_4.z), k_2_0, dq_4_0);
-            dq_4_0 = fma(vec4<f32>(ds_4.w), k_3_0, dq_4_0);
-            let ds_5 = ds_tile[(row + 5u) * ROW_STRIDE + j];
-            dq_5_0 = fma(vec4<f32>(ds_5.x), k_0_0, dq_5_0);
-            dq_5_0 = fma(vec4<f32>(ds_5.y), k_1_0, dq_5_0);
-            dq_5_0 = fma(vec4<f32>(ds_5.z), k_2_0, dq_5_0);
-            dq_5_0 = fma(vec4<f32>(ds_5.w), k_3_0, dq_5_0);
-            let ds_6 = ds_tile[(row + 6u) * ROW_STRIDE + j];
-            dq_6_0 = fma(vec4<f32>(ds_6.x), k_0_0, dq_6_0);
-            dq_6_0 = fma(vec4<f32>(ds_6.y), k_1_0, dq_6_0);
-            dq_6_0 = fma(vec4<f32>(ds_6.z), k_2_0, dq_6_0);
-            dq_6_0 = fma(vec4<f32>(ds_6.w), k_3_0, dq_6_0);
-            let ds_7 = ds_tile[(row + 7u) * ROW_STRIDE + j];
-            dq_7_0 = fma(vec4<f32>(ds_7.x), k_0_0, dq_7_0);
-            dq_7_0 = fma(vec4<f32>(ds_7.y), k_1_0, dq_7_0);
-            dq_7_0 = fma(vec4<f32>(ds_7.z), k_2_0, dq_7_0);
-            dq_7_0 = fma(vec4<f32>(ds_7.w), k_3_0, dq_7_0);
+        for (var key = begin; key < end; key += CHUNK) {
+            stored_key = next_key;
+            {
+                let entry = tid;
+                let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
+                next_p_0 = p_tiles[source];
+                next_dp_0 = d_p_tiles[source];
+            }
+            {
+                let entry = tid + THREADS;
+                let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
+                next_p_1 = p_tiles[source];
+                next_dp_1 = d_p_tiles[source];
+            }
+            {
+                let entry = tid;
+                next_k_0 = read_k(k_first, next_key + entry / COL_VECS, first_channel + entry % COL_VECS);
+            }
+            {
+                let entry = tid + THREADS;
+                next_k_1 = read_k(k_first, next_key + entry / COL_VECS, first_channel + entry % COL_VECS);
+            }
+            workgroupBarrier();  // the chunk before has been read
+            {
+                {
+                    let entry = tid;
+                    let kept = next_p_0;
+                    let d_p = next_dp_0;
+                    let terms = terms_0;
+                    let p = kept * terms.x;
+                    let ds = d_s(p, d_p, terms.y);
+                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = ds;
+                }
+                {
+                    let entry = tid + THREADS;
+                    let kept = next_p_1;
+                    let d_p = next_dp_1;
+                    let terms = terms_1;
+                    let p = kept * terms.x;
+                    let ds = d_s(p, d_p, terms.y);
+                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = ds;
+                }
+                let whole = i32(stored_key) >= hull.y && i32(stored_key + CHUNK) <= hull.z;  // every query sees every key of the chunk
+                {
+                    let entry = tid;
+                    tile[COL_TILE + entry] = select(finite_or_zero(next_k_0), next_k_0, whole);
+                }
+                {
+                    let entry = tid + THREADS;
+                    tile[COL_TILE + entry] = select(finite_or_zero(next_k_1), next_k_1, whole);
+                }
+            }
+            workgroupBarrier();  // the chunk is complete
+            for (var four = 0u; four < CHUNK / 4u; four++) {
+                let a_0 = tile[row * ROW_STRIDE + four];
+                let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + four];
+                let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + four];
+                let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + four];
+                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + four];
+                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + four];
+                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + four];
+                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + four];
+                {
+                    let b_0 = tile[COL_TILE + col + (four * 4u) * COL_VECS];
+                    dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
+                    dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
+                    dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
+                    dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
+                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
+                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
+                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
+                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
+                }
+                {
+                    let b_0 = tile[COL_TILE + col + (four * 4u + 1u) * COL_VECS];
+                    dq_0_0 = fma(vec4<f32>(a_0.y), b_0, dq_0_0);
+                    dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
+                    dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
+                    dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
+                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
+                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
+                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
+                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
+                }
+                {
+                    let b_0 = tile[COL_TILE + col + (four * 4u + 2u) * COL_VECS];
+                    dq_0_0 = fma(vec4<f32>(a_0.z), b_0, dq_0_0);
+                    dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
+                    dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
+                    dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
+                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
+                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
+                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
+                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
+                }
+                {
+                    let b_0 = tile[COL_TILE + col + (four * 4u + 3u) * COL_VECS];
+                    dq_0_0 = fma(vec4<f32>(a_0.w), b_0, dq_0_0);
+                    dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
+                    dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
+                    dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
+                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
+                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
+                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
+                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
+                }
+            }
+            if (next_key + CHUNK < end) {
+                next_key += CHUNK;
+                tile_at += select(ROW_VECS, QUERY_ROWS * KEY_VECS - KEY_VECS + ROW_VECS, next_key % KEY_COLS == 0u);
+            }
+
+            // A long sum goes in stretches of SUM_KEYS keys: one chain of additions would lose accuracy.
+            if ((key + CHUNK) % SUM_KEYS == 0u || key + CHUNK >= end) {
+                all_dq_0_0 += dq_0_0;
+                dq_0_0 = vec4<f32>();
+                all_dq_1_0 += dq_1_0;
+                dq_1_0 = vec4<f32>();
+                all_dq_2_0 += dq_2_0;
+                dq_2_0 = vec4<f32>();
+                all_dq_3_0 += dq_3_0;
+                dq_3_0 = vec4<f32>();
+                all_dq_4_0 += dq_4_0;
+                dq_4_0 = vec4<f32>();
+                all_dq_5_0 += dq_5_0;
+                dq_5_0 = vec4<f32>();
+                all_dq_6_0 += dq_6_0;
+                dq_6_0 = vec4<f32>();
+                all_dq_7_0 += dq_7_0;
+                dq_7_0 = vec4<f32>();
+            }
         }
     }
 
     let query_0 = first_query + row;
     if (query_0 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_0, head);
-        write_d_q(d_q_row, first_channel + col, dq_0_0, call.add_q != 0u);
+        write_d_q(d_q_row, first_channel + col, all_dq_0_0, call.add_q != 0u);
     }
-    let query_1 = first_query + row + 1u;
+    let query_1 = first_query + row + ROW_THREADS;
     if (query_1 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_1, head);
-        write_d_q(d_q_row, first_channel + col, dq_1_0, call.add_q != 0u);
+        write_d_q(d_q_row, first_channel + col, all_dq_1_0, call.add_q != 0u);
     }
-    let query_2 = first_query + row + 2u;
+    let query_2 = first_query + row + 2u * ROW_THREADS;
     if (query_2 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_2, head);
-        write_d_q(d_q_row, first_channel + col, dq_2_0, call.add_q != 0u);
+        write_d_q(d_q_row, first_channel + col, all_dq_2_0, call.add_q != 0u);
     }
-    let query_3 = first_query + row + 3u;
+    let query_3 = first_query + row + 3u * ROW_THREADS;
     if (query_3 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_3, head);
-        write_d_q(d_q_row, first_channel + col, dq_3_0, call.add_q != 0u);
+        write_d_q(d_q_row, first_channel + col, all_dq_3_0, call.add_q != 0u);
     }
-    let query_4 = first_query + row + 4u;
+    let query_4 = first_query + row + 4u * ROW_THREADS;
     if (query_4 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_4, head);
-        write_d_q(d_q_row, first_channel + col, dq_4_0, call.add_q != 0u);
+        write_d_q(d_q_row, first_channel + col, all_dq_4_0, call.add_q != 0u);
     }
-    let query_5 = first_query + row + 5u;
+    let query_5 = first_query + row + 5u * ROW_THREADS;
     if (query_5 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_5, head);
-        write_d_q(d_q_row, first_channel + col, dq_5_0, call.add_q != 0u);
+        write_d_q(d_q_row, first_channel + col, all_dq_5_0, call.add_q != 0u);
     }
-    let query_6 = first_query + row + 6u;
+    let query_6 = first_query + row + 6u * ROW_THREADS;
     if (query_6 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_6, head);
-        write_d_q(d_q_row, first_channel + col, dq_6_0, call.add_q != 0u);
+        write_d_q(d_q_row, first_channel + col, all_dq_6_0, call.add_q != 0u);
     }
-    let query_7 = first_query + row + 7u;
+    let query_7 = first_query + row + 7u * ROW_THREADS;
     if (query_7 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_7, head);
-        write_d_q(d_q_row, first_channel + col, dq_7_0, call.add_q != 0u);
+        write_d_q(d_q_row, first_channel + col, all_dq_7_0, call.add_q != 0u);
     }
 }

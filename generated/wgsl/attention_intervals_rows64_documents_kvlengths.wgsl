@@ -1,13 +1,13 @@
 // attention_intervals_rows64_documents_kvlengths
 //
-// The keys [lo, hi) that each query sees, and the hull of each block of ROWS queries.
+// The keys [lo, hi) that each query sees, the hull of each block of ROWS queries, and where the block's tiles begin.
 //
 //   lo_i = max(0, i + lo_shift, doc_start_i)
 //   hi_i = min(kv_lengths of i's batch entry, i + hi_shift, max(prefix, i + prefix_shift))
 //
 // One workgroup owns block wg.x of batch entry wg.z, a thread for each query. The buffer holds the intervals,
-// [batch, query], then the hulls, [batch, block]: (least lo, greatest lo), (least hi, greatest hi).
-// An empty interval is (2³⁰, 0): it widens no hull, and no block that holds one counts as wholly visible.
+// [batch, query], then the hulls, [batch, block]: (least lo, greatest lo), (least hi, greatest hi), then for each block the number
+// of tiles of call.key_cols keys that the blocks before it have room for. An empty interval is (2³⁰, 0): it widens no hull, and no block that holds one counts as wholly visible.
 // What slots, strips, spans, hulls and parts are, and the whole algorithm: templates/tiled/README.md
 
 const ROWS: u32 = 64u;
@@ -15,6 +15,7 @@ const ROWS: u32 = 64u;
 struct Call {
     q_len: u32,
     kv_len: u32,
+    key_cols: u32,
     lo_shift: i32,
     hi_shift: i32,
     prefix: i32,
@@ -26,8 +27,18 @@ struct Call {
 @group(0) @binding(2) var<storage, read> doc_start: array<u32>;
 @group(0) @binding(3) var<storage, read> kv_lengths: array<u32>;
 
-// Workgroup memory: 1024 bytes.
+// Workgroup memory: 1024 + 256 = 1280 bytes.
 var<workgroup> hull_tile: array<vec4<i32>, 64>;
+var<workgroup> before_tile: array<u32, 64>;
+
+// Tiles that a block's scores may take: those that its queries' keys meet, whatever the documents and kv_lengths are.
+fn room(block: u32) -> u32 {
+    let first = i32(block * ROWS);
+    let last = i32(min(block * ROWS + ROWS, call.q_len)) - 1;
+    let lo = max(0, first + call.lo_shift);
+    let hi = min(min(i32(call.kv_len), last + call.hi_shift), max(call.prefix, last + call.prefix_shift));
+    return select(0u, (u32(hi) + call.key_cols - 1u) / call.key_cols - u32(lo) / call.key_cols, lo < hi);
+}
 
 @compute @workgroup_size(64, 1, 1)
 fn attention_intervals(
@@ -51,14 +62,21 @@ fn attention_intervals(
         intervals[batch * call.q_len + query] = interval;
     }
 
-    // The block's hull: half of the threads take in what the other half has, then half of those, and so on.
+    var before = 0u;
+    for (var block = tid; block < workgroup.x; block += ROWS) {
+        before += room(block);
+    }
+
+    // The block's hull, and the tiles before it: half of the threads take in what the other half has, then half of those, …
     hull_tile[tid] = vec4<i32>(interval.xx, interval.yy);
+    before_tile[tid] = before;
     workgroupBarrier();  // every query's interval is there
     for (var stride = ROWS / 2u; stride > 0u; stride = stride / 2u) {
         if (tid < stride) {
             let a = hull_tile[tid];
             let b = hull_tile[tid + stride];
             hull_tile[tid] = vec4<i32>(min(a.x, b.x), max(a.y, b.y), min(a.z, b.z), max(a.w, b.w));
+            before_tile[tid] += before_tile[tid + stride];
         }
         workgroupBarrier();  // this level is complete before the next reads it
     }
@@ -66,5 +84,8 @@ fn attention_intervals(
         let at = workgroups.z * call.q_len + 2u * (batch * workgroups.x + workgroup.x);
         intervals[at] = hull_tile[0].xy;
         intervals[at + 1u] = hull_tile[0].zw;
+        if (batch == 0u) {
+            intervals[workgroups.z * (call.q_len + 2u * workgroups.x) + workgroup.x] = vec2<i32>(i32(before_tile[0]), 0);
+        }
     }
 }
