@@ -182,7 +182,7 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     var first_col = 0u;  // where the first of the keys stands in the block's rows of scores
     var whole = false;  // whether every query of the block sees every one of the keys
     while (h < group) {
-        let slot = kv_slot * group + h;
+        let slot = batch * call.heads + kv_head * group + h;
         if (block >= block_count || slot < call.slot_first || slot >= call.slot_first + call.strip_slots) {
             h += call.head_parts;
             block = first_block;
@@ -312,7 +312,7 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                 chunk = 0u;
                 block += call.query_parts;
                 while (h < group) {
-                    let slot = kv_slot * group + h;
+                    let slot = batch * call.heads + kv_head * group + h;
                     if (block >= block_count || slot < call.slot_first || slot >= call.slot_first + call.strip_slots) {
                         h += call.head_parts;
                         block = first_block;
