@@ -139,19 +139,22 @@ function successor(name, entries) {
   const parts = new Set(name.split("_"));
   const dims = Object.fromEntries([...name.matchAll(/_([dv])(\d+)(?![^_])/g)].map(([, tag, number]) => [tag, Number(number)]));
   const sizes = { head_dim: dims.d ?? 0, v_head_dim: dims.v ?? dims.d ?? 0 };
-  let found = { kept: 0, open: 0, told: "" };
+  let found = { rank: [0, 0, 0], told: "" };
   for (const [other, entry] of Object.entries(entries)) {
-    const kept = new Set(other.split("_").filter((part) => !/^[dv]max\d+$/.test(part)));
+    const own = new Set(other.split("_").filter((part) => !/^[dv]max\d+$/.test(part)));
     const [least, most] = entry.serves.head_dim;
     const open = entry.constants.length;
     const served =
       entry.constants.every((constant) => takes(constant, sizes[constant.size])) &&
       (!("d" in dims) || (least <= sizes.head_dim && sizes.head_dim <= most));
-    const isLeft = [...kept].every((part) => parts.has(part));
-    const lostNumbers = [...parts].every((part) => kept.has(part) || /^[a-z]+\d+$/.test(part));
-    if (served && isLeft && lostNumbers && (kept.size > found.kept || (kept.size === found.kept && open > found.open))) {
+    const lostNumbers = [...parts].every((part) => own.has(part) || /^[a-z]+\d+$/.test(part));
+    const shared = [...own].filter((part) => parts.has(part)).length;
+    const rank = [shared, shared - own.size, open];
+    const first = rank.findIndex((value, i) => value !== found.rank[i]);
+    const isBetter = first >= 0 && rank[first] > found.rank[first];
+    if (served && name.startsWith(`${entry.kernel}_`) && lostNumbers && isBetter) {
       const values = entry.constants.map(({ name: constant, size }) => `${constant}: ${sizes[size]}`).join(", ");
-      found = { kept: kept.size, open, told: open ? `${other} with the constants {${values}}` : other };
+      found = { rank, told: open ? `${other} with the constants {${values}}` : other };
     }
   }
   return found.told;

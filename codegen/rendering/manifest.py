@@ -87,21 +87,23 @@ def constants(variant: RenderedVariant, sizes: HasSizes | Mapping[str, int]) -> 
 def successor(name: str) -> str:
     """What took the place of a name that is checked in no more, in words: a name, and the constants to give its pipeline.
 
-    Where a text for one head_dim became one for any, or blocks became words of the uniform, the name lost their parts, which
-    are numbers; ``dmax`` in their place is a bound. Of the names that are left of it so, the one that lost least. Empty where
-    there is none. The ES module has the same rule.
+    A name loses numbers: where a text for one head_dim became one for any (``dmax`` is a bound), where blocks became words of
+    the uniform, and where other blocks are checked in; it loses no words, such as ``softcap``. Of the kernel's texts that serve
+    the same head dims and have the name's words, the one that shares most with it, and adds least. Empty where there is none.
+    The ES module has the same rule.
     """
     parts = set(name.split("_"))
     dims = {tag: int(number) for tag, number in re.findall(r"_([dv])(\d+)(?![^_])", name)}
     sizes = {"head_dim": dims.get("d", 0), "v_head_dim": dims.get("v", dims.get("d", 0))}
-    found: tuple[tuple[int, int], str] = ((0, 0), "")
+    found: tuple[tuple[int, int, int], str] = ((0, 0, 0), "")
     for other, entry in entries().items():
-        kept = {part for part in other.split("_") if not re.fullmatch(r"[dv]max\d+", part)}
+        own = {part for part in other.split("_") if not re.fullmatch(r"[dv]max\d+", part)}
         open_ = [from_plain(Constant, constant) for constant in entry["constants"]]
         least, most = entry["serves"]["head_dim"]
         served = all(c.takes(sizes[c.size]) for c in open_) and ("d" not in dims or least <= sizes["head_dim"] <= most)
-        lost_numbers = all(re.fullmatch(r"[a-z]+\d+", part) for part in parts - kept)
-        if served and kept <= parts and lost_numbers and (len(kept), len(open_)) > found[0]:
+        lost_numbers = all(re.fullmatch(r"[a-z]+\d+", part) for part in parts - own)
+        rank = (len(own & parts), -len(own - parts), len(open_))
+        if served and name.startswith(entry["kernel"] + "_") and lost_numbers and rank > found[0]:
             values = ", ".join(f"{c.name}: {sizes[c.size]}" for c in open_)
-            found = (len(kept), len(open_)), f"{other} with the constants {{{values}}}" if open_ else other
+            found = rank, f"{other} with the constants {{{values}}}" if open_ else other
     return found[1]

@@ -24,7 +24,8 @@ var<workgroup> dk_tile: array<vec4<f32>, 256>;
 var<workgroup> dv_tile: array<vec4<f32>, 256>;
 
 fn guard_result(x: vec4<f32>) -> vec4<f32> {
-    return select(vec4<f32>(), x, are_finite(x));
+    let finite = (bitcast<vec4<u32>>(x) & vec4<u32>(0x7f800000u)) != vec4<u32>(0x7f800000u);
+    return select(vec4<f32>(), x, finite);
 }
 
 @compute @workgroup_size(256, 1, 1)

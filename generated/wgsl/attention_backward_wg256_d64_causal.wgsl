@@ -44,7 +44,8 @@ fn probability(score: f32, lse: f32) -> f32 {
 }
 
 fn guard_result(x: vec4<f32>) -> vec4<f32> {
-    return select(vec4<f32>(), x, are_finite(x));
+    let finite = (bitcast<vec4<u32>>(x) & vec4<u32>(0x7f800000u)) != vec4<u32>(0x7f800000u);
+    return select(vec4<f32>(), x, finite);
 }
 
 fn sum_lanes(x: vec4<f32>) -> f32 {

@@ -78,7 +78,8 @@ fn are_finite(x: vec4<f32>) -> vec4<bool> {
 }
 
 fn guard_result(x: vec4<f32>) -> vec4<f32> {
-    return select(vec4<f32>(), x, are_finite(x));
+    let finite = (bitcast<vec4<u32>>(x) & vec4<u32>(0x7f800000u)) != vec4<u32>(0x7f800000u);
+    return select(vec4<f32>(), x, finite);
 }
 
 // dS_ij = scale·P_ij·(dP_ij − D_i), and zero where the query does not see the key, even if D is NaN: P and dP are then both zero.
@@ -191,7 +192,7 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     var strip_row = 0u;  // the block's first row, over all the strip's slots
     var whole = false;  // whether every query of the block sees every one of the keys
     while (h < group) {
-        let slot = kv_slot * group + h;
+        let slot = batch * call.heads + kv_head * group + h;
         if (block >= block_count || slot < call.slot_first || slot >= call.slot_first + call.strip_slots) {
             h += call.head_parts;
             block = first_block;
@@ -355,7 +356,7 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                 chunk = 0u;
                 block += call.query_parts;
                 while (h < group) {
-                    let slot = kv_slot * group + h;
+                    let slot = batch * call.heads + kv_head * group + h;
                     if (block >= block_count || slot < call.slot_first || slot >= call.slot_first + call.strip_slots) {
                         h += call.head_parts;
                         block = first_block;

@@ -67,7 +67,8 @@ fn are_finite(x: vec4<f32>) -> vec4<bool> {
 }
 
 fn guard_result(x: vec4<f32>) -> vec4<f32> {
-    return select(vec4<f32>(), x, are_finite(x));
+    let finite = (bitcast<vec4<u32>>(x) & vec4<u32>(0x7f800000u)) != vec4<u32>(0x7f800000u);
+    return select(vec4<f32>(), x, finite);
 }
 
 // dS_ij = scale·P_ij·(dP_ij − D_i), and zero where the query does not see the key, even if D is NaN: P and dP are then both zero.

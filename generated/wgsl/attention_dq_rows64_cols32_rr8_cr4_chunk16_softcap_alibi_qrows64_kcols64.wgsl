@@ -68,7 +68,8 @@ fn are_finite(x: vec4<f32>) -> vec4<bool> {
 }
 
 fn guard_result(x: vec4<f32>) -> vec4<f32> {
-    return select(vec4<f32>(), x, are_finite(x));
+    let finite = (bitcast<vec4<u32>>(x) & vec4<u32>(0x7f800000u)) != vec4<u32>(0x7f800000u);
+    return select(vec4<f32>(), x, finite);
 }
 
 // exp(score − lse) of four keys, and zero where the score or the exponential is not finite.
