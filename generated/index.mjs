@@ -101,8 +101,8 @@ export const NAMES = Object.freeze([
   "attention_intervals_rows64_kvlengths",
   "attention_intervals_rows64_wholedocuments",
   "attention_intervals_rows64_wholedocuments_kvlengths",
-  "attention_pack_wg256",
-  "attention_pack_wg256_vec4",
+  "attention_pack_wg128",
+  "attention_pack_wg128_vec4",
   "attention_reduce_wg128",
   "attention_reduce_wg128_strided",
   "attention_rows_wg64",
@@ -138,6 +138,7 @@ export function manifest() {
 function successor(name, entries) {
   const parts = new Set(name.split("_"));
   const dims = Object.fromEntries([...name.matchAll(/_([dv])(\d+)(?![^_])/g)].map(([, tag, number]) => [tag, Number(number)]));
+  const longest = Number(/_maxseq(\d+)/.exec(name)?.[1] ?? 0);
   const sizes = { head_dim: dims.d ?? 0, v_head_dim: dims.v ?? dims.d ?? 0 };
   let found = { rank: [0, 0, 0], told: "" };
   for (const [other, entry] of Object.entries(entries)) {
@@ -146,7 +147,8 @@ function successor(name, entries) {
     const open = entry.constants.length;
     const served =
       entry.constants.every((constant) => takes(constant, sizes[constant.size])) &&
-      (!("d" in dims) || (least <= sizes.head_dim && sizes.head_dim <= most));
+      (!("d" in dims) || (least <= sizes.head_dim && sizes.head_dim <= most)) &&
+      longest <= (entry.serves.max_seq ?? longest);
     const lostNumbers = [...parts].every((part) => own.has(part) || /^[a-z]+\d+$/.test(part));
     const shared = [...own].filter((part) => parts.has(part)).length;
     const rank = [shared, shared - own.size, open];

@@ -205,21 +205,10 @@ LEFT = [name for name in (DATA / "names-0.1.0.txt").read_text(encoding="utf-8").
 def test_a_name_that_left_tells_what_took_its_place(name: str) -> None:
     with pytest.raises(ArgumentError, match=r"want \w+( with the constants \{[^}]+\})?, which took its place") as refused:
         generated.load(name)
-    told = str(refused.value).partition("want ")[2].partition(",")[0].split()[0]
-    assert told in generated.NAMES and name.startswith(manifest.entries()[told]["kernel"])
-
-
-@pytest.mark.parametrize("layout", tiled_layouts.FIRST)
-@pytest.mark.parametrize("head_dim", [32, 64, 80, 96, 128, 256])
-def test_what_took_a_place_is_the_same_kernel_for_any_head_dim(layout: str, head_dim: int) -> None:
-    exact, any_dim = (tiled_layouts.choice(layout, head_dim, form=form).kernels for form in ("exact", "any"))
-    for old, new in zip(exact, any_dim, strict=True):
-        if old.name in generated.NAMES:  # a tuned layout's, which shares it
-            continue
-        assert old.name in LEFT
-        values = generated.constants(generated.load(new.name), {"head_dim": head_dim, "v_head_dim": head_dim})
-        told = ", ".join(f"{name}: {value}" for name, value in values.items())
-        assert manifest.successor(old.name) == f"{new.name} with the constants {{{told}}}"
+    told = generated.load(str(refused.value).partition("want ")[2].partition(",")[0].split()[0])
+    head_dim = int((re.search(r"_d(\d+)", name) or ["", "64"])[1])
+    assert name.startswith(f"{told.kernel}_") and told.serves.min_head_dim <= head_dim <= told.serves.max_head_dim
+    assert {"softcap", "alibi", "documents", "causal", "delta", "o"} & (set(name.split("_")) ^ set(told.name.split("_"))) == set()
 
 
 @pytest.mark.parametrize(
@@ -227,14 +216,15 @@ def test_what_took_a_place_is_the_same_kernel_for_any_head_dim(layout: str, head
     [
         ("attention_backward_wg256_d64_full", "attention_backward_wg256_dmax256_full"),
         ("attention_rows_wg64_rows64_kcols32_span32_o", "attention_rows_wg64_o"),
+        ("attention_scores_rows64_cols64_rr8_cr4_chunk16_d30_span1", "attention_scores_rows64_cols64_rr8_cr4_chunk16"),
         (
-            "attention_scores_rows64_cols64_rr8_cr4_chunk16_d30_span1",
-            "attention_scores_rows64_cols64_rr8_cr4_chunk16_dmax256_span1",
+            "attention_dq_rows64_cols64_rr8_cr4_chunk16_d30_qrows64_kcols64",
+            "attention_dq_rows64_cols64_rr8_cr4_chunk16_dmax256_qrows64_kcols64",
         ),
         ("attention_scores_rows64_cols64_rr8_cr4_chunk16_d300_span1", ""),
         ("attention_scores_rows64_cols64_rr8_cr4_chunk16_d64_propagate_span1", ""),
         ("attention_backward_short_wg256_maxseq2048_d64_full", ""),
-        ("attention_backward_wg32_d64_full", ""),
+        ("attention_backward_wg32_d64_full", "attention_backward_wg128_dmax256_full"),
         ("x", ""),
     ],
 )
@@ -316,18 +306,18 @@ def test_other_variants_render_on_demand() -> None:
 
 # Constants of the pipeline
 
-SCORES = "attention_scores_rows64_cols64_rr8_cr4_chunk16_span1"
+DKDV = "attention_dkdv_rows64_cols64_rr8_cr4_chunk16_qrows64_kcols64_joint"
 OPEN = "attention_dq_rows64_cols64_rr8_cr4_chunk16_qrows64_kcols64"
 RIGHT: list[tuple[str, dict[str, Any], dict[str, int]]] = [
-    (SCORES, {"head_dim": 128, "v_head_dim": 64}, {"HEAD_DIM": 128, "V_HEAD_DIM": 64}),
-    (SCORES, {"head_dim": 4, "v_head_dim": 256, "heads": 0.5}, {"HEAD_DIM": 4, "V_HEAD_DIM": 256}),
+    (DKDV, {"head_dim": 128, "v_head_dim": 64}, {"HEAD_DIM": 128, "V_HEAD_DIM": 64}),
+    (DKDV, {"head_dim": 4, "v_head_dim": 256, "heads": 0.5}, {"HEAD_DIM": 4, "V_HEAD_DIM": 256}),
     (OPEN, {"head_dim": 72}, {"HEAD_DIM": 72}),
     (NAME, {}, {}),
 ]
 WRONG: list[tuple[str, dict[str, Any], str]] = [
-    (SCORES, {"head_dim": 64}, "v_head_dim: got nothing"),
-    (SCORES, {"v_head_dim": 64}, "head_dim: got nothing"),
-    (SCORES, {"head_dim": 64, "v_head_dim": 30}, "v_head_dim: got 30"),
+    (DKDV, {"head_dim": 64}, "v_head_dim: got nothing"),
+    (DKDV, {"v_head_dim": 64}, "head_dim: got nothing"),
+    (DKDV, {"head_dim": 64, "v_head_dim": 30}, "v_head_dim: got 30"),
     (OPEN, {"head_dim": None}, "head_dim: got nothing"),
     (OPEN, {"head_dim": 0}, "head_dim: got 0"),
     (OPEN, {"head_dim": -4}, "head_dim: got -4"),
@@ -352,7 +342,7 @@ def test_constants_refuse_by_name(name: str, sizes: dict[str, Any], told: str) -
 
 def test_constants_of_a_problem() -> None:
     problem = Problem(q_len=64, kv_len=64, heads=1, kv_heads=1, head_dim=72, mask=Mask.full())
-    assert generated.constants(generated.load(SCORES), problem) == {"HEAD_DIM": 72, "V_HEAD_DIM": 72}
+    assert generated.constants(generated.load(DKDV), problem) == {"HEAD_DIM": 72, "V_HEAD_DIM": 72}
 
 
 # JavaScript

@@ -81,22 +81,22 @@ def test_no_scratch(wgpu: Device, x: Sample) -> None:
 
 
 BAD_SCRATCH: dict[str, tuple[Callable[[Device, dict[str, Any], list[Any], dict[str, Any]], Any], str, str]] = {
-    "missing": (lambda d, n, f, b: {k: v for k, v in n.items() if k != "scores"}, "scores", "got nothing"),
-    "unknown": (lambda d, n, f, b: {**n, "p": n["scores"]}, "p", "got scratch; want only intervals, scores"),
-    "small": (lambda d, n, f, b: {**n, "scores": d.zeros(64)}, "scores", "got 64 bytes; want at least"),
+    "missing": (lambda d, n, f, b: {k: v for k, v in n.items() if k != "p_tiles"}, "p_tiles", "got nothing"),
+    "unknown": (lambda d, n, f, b: {**n, "p": n["p_tiles"]}, "p", "got scratch; want only intervals, query_tiles, key_tiles, p_tiles"),
+    "small": (lambda d, n, f, b: {**n, "p_tiles": d.zeros(64)}, "p_tiles", "got 64 bytes; want at least"),
     "misaligned": (lambda d, n, f, b: {**n, "row_sums": (n["row_sums"], 4, 1 << 20)}, "row_sums", "an offset of 4"),
     "usage": (lambda d, n, f, b: {**n, "intervals": d.raw.create_buffer(size=1 << 20, usage=8)}, "intervals", "STORAGE"),
     "a gradient": (lambda d, n, f, b: {**n, "row_terms": b["d_q"]}, "row_terms", "got the buffer of 'd_q' too|at least"),
     "read and written": (
-        lambda d, n, f, b: (lambda y: {**n, "intervals": (y, 0, 1 << 20), "scores": (y, 1 << 20, 2 << 20)})(d.zeros(3 << 20)),
+        lambda d, n, f, b: (lambda y: {**n, "intervals": (y, 0, 1 << 20), "p_tiles": (y, 1 << 20, 2 << 20)})(d.zeros(3 << 20)),
         "intervals",
-        "got the buffer of 'scores' too",
+        "got the buffer of 'p_tiles' too",
     ),
     "too few": (lambda d, n, f, b: f[0], "scratch", "got 1 buffers; want "),
     "one twice": (lambda d, n, f, b: 2 * [d.zeros(4 << 20)] + f[2:], "scratch", "one buffer twice"),
     "strides": (
-        lambda d, n, f, b: {**n, "scores": (n["scores"], 0, 1 << 20, 64)},
-        "scores",
+        lambda d, n, f, b: {**n, "p_tiles": (n["p_tiles"], 0, 1 << 20, 64)},
+        "p_tiles",
         "tuple of 4.*strides are the problem",
     ),
 }

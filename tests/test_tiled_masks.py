@@ -115,7 +115,7 @@ def test_a_window_as_long_as_the_longest_document(wgpu: Device, causal: bool) ->
     for q in (p, bounded):
         verdict = want.judge(Run(device=wgpu, recipe=recipe(q))(replace(case, problem=q)))
         assert verdict.ok, str(verdict)
-    assert recipe(bounded).scratch["scores"] <= recipe(p).scratch["scores"] / 2
+    assert recipe(bounded).scratch["p_tiles"] <= recipe(p).scratch["p_tiles"] / 2
 
 
 @pytest.mark.parametrize("mask", [CAUSAL, CAUSAL & Mask.window(30, 0)], ids=str)

@@ -22,7 +22,7 @@ from wgsl_attention.algorithms.choice import Choice
 from wgsl_attention.algorithms.recipe import Recipe
 from wgsl_attention.algorithms.tiled import tiled
 from wgsl_attention.algorithms.tiled_layouts import LAYOUTS, choice
-from wgsl_attention.algorithms.tiled_split import strips
+from wgsl_attention.algorithms.tiled_split import rooms, strips
 from wgsl_attention.errors import ArgumentError, VariantError
 from wgsl_attention.gpu.device import Device
 from wgsl_attention.kernels.tiled_products import AttentionDkdv, AttentionDq, AttentionScores
@@ -34,7 +34,12 @@ from wgsl_attention.reference.samples import Sample
 from wgsl_attention.selection.ranking import select
 
 LISTED = {1, 2, 63, 64, 65, 127, 129, 255, 257, 1023, 1025}
-TILES = {size for layout in LAYOUTS.values() for tile in (layout.scores, layout.dkdv, layout.dq) for size in tile[:2]}
+TILES = {
+    size
+    for layout in LAYOUTS.values()
+    for kernel in (layout.scores, *layout.dkdv, *layout.dq)
+    for size in (kernel.rows, kernel.cols)
+}
 AROUND_TILES = {size + off for size in TILES | {2 * size for size in TILES} for off in (-1, 0, 1)}
 HEAD_DIMS = (1, 8, 21, 32, 40, 59, 64, 72, 80, 96, 104, 111, 128, 160, 192, 203, 256)
 V_HEAD_DIMS = ((192, 128), (64, 40), (21, 64), (40, 96), (128, 1))
@@ -78,14 +83,11 @@ def test_layouts(wgpu: Device, layout: str, head_dim: int) -> None:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_fit_what_they_are_for(name: str) -> None:
     """The smallest everywhere, compatibility mode included; the others where there is the workgroup memory they are named for."""
-    bytes_ = LAYOUTS[name].workgroup_bytes
-    profile = PROFILES[
-        "webgpu-compat" if name == "16k" else "webgpu-default" if bytes_ == 16384 else f"workgroup-{bytes_ >> 10}k"
-    ]
+    profile = PROFILES["webgpu-compat" if name == "16k" else f"workgroup-{name}"]
     for head_dim, at_most in itertools.product((*HEAD_DIMS, *range(1, 257, 7)), (False, True)):
         made = choice(name, head_dim, form="at most" if at_most else "exact")
         for variant in made.kernels:
-            assert variant.workgroup_bytes <= LAYOUTS[name].workgroup_bytes and not variant.shortfalls(profile), variant.name
+            assert not variant.shortfalls(profile), variant.name
 
 
 @pytest.mark.parametrize(("head_dim", "v_head_dim"), V_HEAD_DIMS)
@@ -114,7 +116,7 @@ def test_head_dims_past_256(name: str) -> None:
     with pytest.raises(ArgumentError, match="1 to 256"):
         problem(Mask.full(), 8, **{name: 257})
     with pytest.raises(VariantError, match="outside 1 to 256"):
-        replace(choice("16k", 64).kernels[0], **{name: 257})
+        replace(choice("16k", 64, form="exact").kernels[1], **{name: 257})
 
 
 # Strips and parts
@@ -126,23 +128,29 @@ def test_head_dims_past_256(name: str) -> None:
     kv_heads=st.integers(1, 4),
     group=st.integers(1, 8),
     q_len=st.integers(1, 3000),
-    rows=st.sampled_from([16, 32, 64, 128, 256]),
-    row_bytes=st.integers(1, 1 << 20),
-    budget=st.integers(1, 1 << 32),
+    rows=st.sampled_from([16, 32, 64, 128]),
+    cols=st.sampled_from([16, 64, 128]),
+    mask=st.sampled_from([Mask.full(), Mask.causal(), Mask.window(100, 30), Mask.prefix(70)]),
+    tiles=st.integers(1, 1 << 14),
+    most_slots=st.integers(1, 40),
 )
 def test_strips_cover_everything_once(
-    batch: int, kv_heads: int, group: int, q_len: int, rows: int, row_bytes: int, budget: int
+    batch: int, kv_heads: int, group: int, q_len: int, rows: int, cols: int, mask: Mask, tiles: int, most_slots: int
 ) -> None:
-    p = problem(Mask.full(), q_len, batch=batch, heads=group * kv_heads, kv_heads=kv_heads)
+    p = problem(mask, q_len, batch=batch, heads=group * kv_heads, kv_heads=kv_heads)
+    room = rooms(p, rows, cols)
     covered = np.zeros((batch * p.heads, -(-q_len // rows)), int)
     first_of: set[int] = set()
-    for strip in strips(p, rows, row_bytes, budget):
+    for strip in strips(p, rows, room, tiles, most_slots):
+        assert strip.slots <= most_slots
         assert strip.row_first % rows == 0 and strip.rows % rows == 0 and strip.rows > 0 and strip.slots > 0
         covered[
             strip.slot_first : strip.slot_first + strip.slots, strip.row_first // rows : (strip.row_first + strip.rows) // rows
         ] += 1
         assert strip.row_first + strip.rows <= covered.shape[1] * rows
-        assert strip.slots * strip.rows * row_bytes <= budget or (strip.slots, strip.rows) == (1, rows)
+        own = room[strip.row_first // rows : (strip.row_first + strip.rows) // rows]
+        assert strip.tiles == sum(own) and strip.widest == max(1, *own)
+        assert strip.slots * strip.tiles <= tiles or (strip.slots, strip.rows) == (1, rows)
         # whole kv heads, or a divisor of one: dkdv has one workgroup for each kv head that the strip touches
         kv = range(strip.slot_first // group, (strip.slot_first + strip.slots - 1) // group + 1)
         assert len(kv) == -(-strip.slots // group) and (strip.slots % group == 0 or strip.slots < group)
@@ -184,23 +192,23 @@ def test_strips_and_parts(wgpu: Device, blocks: int, accumulate: bool) -> None:
 def test_strips_and_parts_are_what_they_should_be() -> None:
     """Else the cases above prove nothing."""
     by_blocks = {blocks: facts(tiled(SPLIT, small(16, blocks=blocks))) for blocks in (1, 2, 5, 9, 14, 1000)}
-    assert by_blocks[1]["row strips"] == 5 and by_blocks[1]["slot strips"] == 8
-    assert by_blocks[2]["row strips"] == 5 and by_blocks[5]["row strips"] == 2
+    assert by_blocks[1]["row strips"] == 4 and by_blocks[1]["slot strips"] == 8
+    assert by_blocks[2]["row strips"] == 3 and by_blocks[5]["row strips"] == 1
     assert by_blocks[9]["slot strips"] == 8 and by_blocks[14]["slot strips"] == 4
     assert by_blocks[1000] == {"row strips": 1, "slot strips": 1, "head_parts": 2, "query_parts": 2, "key_parts": 2}
 
 
 def test_strips_of_all_slots(wgpu: Device) -> None:
     """512 rows of every slot at least, before the slots are divided."""
-    p = problem(Mask.causal(), 1100, 40, heads=2, kv_heads=1)
-    made = tiled(p, small(16).replaced(budget=8 * 64 * 2 * 600))
+    p = problem(Mask.full(), 1100, 300, heads=2, kv_heads=1)
+    made = tiled(p, small(16).replaced(budget=4 * 32 * 32 * 400))
     assert facts(made)["row strips"] == 2 and facts(made)["slot strips"] == 1
     check(wgpu, made, sample(p))
 
 
 def test_layouts_in_strips(wgpu: Device) -> None:
     p = problem(Mask.causal(), 200, batch=2)
-    chosen = choice("16k", 16).replaced(budget=8 * 256 * 64 * 3)
+    chosen = choice("16k", 16).replaced(budget=4 * 64 * 64 * 3)
     made = tiled(p, chosen)
     assert facts(made)["row strips"] > 1 and facts(made)["slot strips"] > 1
     check(wgpu, made, sample(p))
@@ -220,8 +228,10 @@ def allowed(family: type[Variant], **fixed: int) -> tuple[Variant, ...]:
         "rows": (16, 32, 64, 128),
         "cols": (8, 16, 24, 32, 40, 64, 80, 128),
         "row_reg": (2, 4, 8),
-        "col_reg": (2, 4, 8),
-        "chunk": (8, 16, 32, 64),
+        "col_reg": (4, 8),
+        "chunk": (8, 16, 32),
+        "pipeline": ("", "ahead", "double"),
+        "joint": (False, True),
         "span": (1, 2, 4),
     }
     names = [field.name for field in dataclasses.fields(family)]
@@ -230,7 +240,7 @@ def allowed(family: type[Variant], **fixed: int) -> tuple[Variant, ...]:
     for drawn in itertools.product(*axes):
         params = dict(zip((name for name in names if name in values), drawn, strict=True))
         try:
-            found.append(family(head_dim=8, **params, **fixed))
+            found.append(family(**params, **fixed))
         except VariantError:
             continue
     profile = PROFILES["webgpu-default"]
@@ -242,7 +252,7 @@ def choices(draw: st.DrawFn, p: Problem) -> Choice:
     # dkdv has 16 keys at least, and they divide the scores' blocks
     scores = draw(st.sampled_from([v for v in allowed(AttentionScores) if v.params["cols"] % 16 == 0]))
     assert isinstance(scores, AttentionScores)
-    of_scores = {"query_rows": scores.rows, "key_cols": scores.cols}
+    of_scores = {"head_dim": 8, "query_rows": scores.rows, "key_cols": scores.cols}
     dkdv = draw(st.sampled_from(allowed(AttentionDkdv, **of_scores)))
     dq = draw(st.sampled_from(allowed(AttentionDq, **of_scores)))
     at_most = draw(st.booleans())
@@ -250,13 +260,13 @@ def choices(draw: st.DrawFn, p: Problem) -> Choice:
         "head_dim": max(p.head_dim, p.v_head_dim, draw(st.integers(1, 40))) if at_most else p.head_dim,
         "v_head_dim": 0 if at_most or p.v_head_dim == p.head_dim else p.v_head_dim,
         "at_most": at_most,
-        "guard": draw(st.sampled_from(["zero", "propagate"])),
     }
-    stride = -(-p.kv_len // scores.cols) * scores.cols
-    budget = 8 * stride * scores.rows * draw(st.sampled_from([1, 2, 3, 5, 8, 1000]))
+    guard = draw(st.sampled_from(["zero", "propagate"]))
+    blocks = -(-p.kv_len // scores.cols)
+    budget = 4 * blocks * scores.cols * scores.rows * draw(st.sampled_from([1, 2, 3, 5, 8, 1000]))
     return Choice(
         algorithm="tiled",
-        kernels=tuple(replace(variant, **dims) for variant in (scores, dkdv, dq)),
+        kernels=(replace(scores, guard=guard), *(replace(variant, guard=guard, **dims) for variant in (dkdv, dq))),
         numbers={"parts": draw(st.sampled_from([1, 8, 4096])), "budget": budget},
     )
 

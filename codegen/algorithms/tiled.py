@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 from ..errors import VariantError
@@ -61,7 +61,7 @@ class Tiled(Algorithm):
         grid = problem.batch * problem.heads * -(-problem.q_len // 128) * -(-problem.kv_len // 128)
         names = ("48k", "32k", "16k") if grid >= LARGE_GRID and not profile.software else ("16k", "32k", "48k")
         dims = (problem.head_dim, problem.v_head_dim)
-        exact = [tiled_layouts.choice(name, *dims, form="exact") for name in names]
+        exact = [tiled_layouts.choice(name, *dims) for name in names]
         any_dim = [tiled_layouts.choice(name, *dims, form="any", capped=problem.softcap) for name in names]
         most = MOST_EMPTY_CAPPED if problem.softcap else MOST_EMPTY
         if any(dim % 4 for dim in dims):
@@ -143,7 +143,10 @@ def tiled(problem: Problem, choice: Choice, limit: int | None = None) -> Recipe:
     budget = min(choice.number("budget"), limit or choice.number("budget"))
     tile = 4 * scores.rows * scores.cols  # bytes of a block of P, or of dP
     rooms = tiled_split.rooms(p, scores.rows, scores.cols)
-    todo = list(tiled_split.strips(p, scores.rows, rooms, budget // tile))
+    channels, v_channels = (-(-dim // scores.chunk) * scores.chunk for dim in (p.head_dim, p.v_head_dim))
+    query_vecs, key_vecs = _packed(p.q_len), _packed(p.kv_len)  # of one channel of a slot
+    slots = budget // (16 * max(query_vecs, key_vecs) * (channels + v_channels))
+    todo = list(tiled_split.strips(p, scores.rows, rooms, budget // tile, slots))
     rows = max(strip.slots * strip.rows for strip in todo)
     spans = max(-(-strip.widest // scores.span) for strip in todo)
 
@@ -161,11 +164,18 @@ def tiled(problem: Problem, choice: Choice, limit: int | None = None) -> Recipe:
     blocks = -(-p.q_len // scores.rows)
     counts = {name: math.prod(p.shapes[name]) for name in p.outputs}
 
-    packs = {name: _packed(p, name, scores.chunk) for name in ("q", "d_o", "k", "v")}
+    slots, kv_slots = todo[0].slots, -(-todo[0].slots // p.group)
+    packed = {
+        "channels": channels,
+        "v_channels": v_channels,
+        "d_o_tiles": slots * query_vecs * channels,
+        "v_tiles": kv_slots * key_vecs * channels,
+        "pack_threads": max(query_vecs, key_vecs) * max(channels, v_channels) // 4,
+    }
     scratch = {
         "intervals": 8 * p.batch * p.q_len + 16 * p.batch * blocks + 8 * blocks,
-        "query_tiles": 16 * (packs["q"].vecs + packs["d_o"].vecs),
-        "key_tiles": 16 * (packs["k"].vecs + packs["v"].vecs),
+        "query_tiles": 16 * slots * query_vecs * (channels + v_channels),
+        "key_tiles": 16 * kv_slots * key_vecs * (channels + v_channels),
         **dict.fromkeys(("p_tiles", "d_p_tiles"), tile * max(1, *(strip.slots * strip.tiles for strip in todo))),
         "row_sums": 8 * rows * spans,
         "row_terms": (16 if p.softcap else 8) * rows,
@@ -181,8 +191,9 @@ def tiled(problem: Problem, choice: Choice, limit: int | None = None) -> Recipe:
     for name in renamed:
         places |= Strides.contiguous(p.shapes[name]).words(name, part=counts[name])
     steps = [Step(variant=intervals, sizes={"key_cols": scores.cols})]
-    for name, buffer, before in (("q", "query_tiles", 0), ("d_o", "query_tiles", packs["q"].vecs), ("k", "key_tiles", 0), ("v", "key_tiles", packs["k"].vecs)):
-        steps.append(packs[name].step(p, name, buffer, before))
+    tensors = [p.strides_of(name) for name in ("q", "d_o", "k", "v") if name in dict(p.strides)]
+    vectorised = p.head_dim % 4 == p.v_head_dim % 4 == 0 and all(strides.multiples_of(4) for strides in tensors)
+    pack = AttentionPack(wg=128, vectorised=vectorised)
     for strip in todo:
         sizes = {
             "slot_first": strip.slot_first,
@@ -195,10 +206,7 @@ def tiled(problem: Problem, choice: Choice, limit: int | None = None) -> Recipe:
             "query_rows": scores.rows,
             "key_cols": scores.cols,
             "span_keys": scores.span * scores.cols,
-            "channels": packs["q"].channels,
-            "v_channels": packs["v"].channels,
-            "d_o_tiles": packs["q"].vecs,
-            "v_tiles": packs["k"].vecs,
+            **packed,
             "widest_head_dim": max(p.head_dim, p.v_head_dim),
             "head_parts": head_parts,
             "query_parts": query_parts,
@@ -207,7 +215,8 @@ def tiled(problem: Problem, choice: Choice, limit: int | None = None) -> Recipe:
         adds = {name: int(not strip.first if name in renamed else not strip.first or name in p.accumulate) for name in counts}
         adds["d_q"] = int("d_q" not in renamed and "d_q" in p.accumulate)
         sizes |= {"add_q": adds["d_q"], "add_k": adds["d_k"], "add_v": adds["d_v"], **places}
-        steps += [Step(variant=v, buffers=renamed, sizes=sizes) for v in (scores, terms, dkdv, dq)]
+        kernels = (scores, terms, dkdv, dq) if strip.row_first else (pack, scores, terms, dkdv, dq)
+        steps += [Step(variant=v, buffers=renamed, sizes=sizes) for v in kernels]
     for name, buffer in renamed.items():
         _, length, heads, dim = p.shapes[name]
         sizes = {"count": counts[name], "parts": split[name], "add": int(name in p.accumulate)}
@@ -217,37 +226,6 @@ def tiled(problem: Problem, choice: Choice, limit: int | None = None) -> Recipe:
     return Recipe(algorithm="tiled", problem=p, steps=tuple(steps), scratch=scratch)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pack:
-    """One tensor, packed: ``channels`` are its head_dim, rounded up to chunks, ``vecs`` what it takes in vec4 elements."""
-
-    channels: int
-    slot_vecs: int
-    slots: int
-
-    @property
-    def vecs(self) -> int:
-        return self.slots * self.slot_vecs
-
-    def step(self, problem: Problem, name: str, buffer: str, before: int) -> Step:
-        """Packs the tensor, ``before`` vec4 elements into the buffer."""
-        _, length, heads, dim = problem.shapes[name]
-        strides = problem.strides_of(name)
-        sizes = {
-            "source_length": length,
-            "source_heads": heads,
-            "source_dim": dim,
-            "source_slots": self.slots,
-            "padded": self.channels,
-            "first_tile": before,
-            "slot_vecs": self.slot_vecs,
-            **strides.words("source"),
-        }
-        vectorised = dim % 4 == 0 and (name not in dict(problem.strides) or strides.multiples_of(4))
-        return Step(variant=AttentionPack(wg=256, vectorised=vectorised), buffers={"source": name, "tiles": buffer}, sizes=sizes)
-
-
-def _packed(problem: Problem, name: str, chunk: int) -> _Pack:
-    batch, length, heads, dim = problem.shapes[name]
-    channels = -(-dim // chunk) * chunk
-    return _Pack(channels=channels, slot_vecs=-(-length // PACKED_ROWS) * PACKED_ROWS * channels // 4, slots=batch * heads)
+def _packed(length: int) -> int:
+    """vec4 elements of one channel of so many positions, in packed tiles."""
+    return -(-length // PACKED_ROWS) * PACKED_ROWS // 4

@@ -102,7 +102,7 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 
-def choice(layout: str, head_dim: int, v_head_dim: int = 0, *, form: Form = "any", capped: bool = False) -> Choice:
+def choice(layout: str, head_dim: int, v_head_dim: int = 0, *, form: Form = "exact", capped: bool = False) -> Choice:
     """A layout's kernels for one pair of head dims; ``v_head_dim`` 0 is the same as head_dim. See ``Form``.
 
     ``capped``: with blocks for which there are texts with a softcap.
@@ -189,6 +189,6 @@ def checked_in() -> Iterator[Variant]:
             for kv_lengths in (False, True):
                 yield AttentionIntervals(rows=rows, documents=documents, kv_lengths=kv_lengths)
     for vectorised in (True, False):
-        yield AttentionPack(wg=256, vectorised=vectorised)
+        yield AttentionPack(wg=128, vectorised=vectorised)
     yield AttentionReduce(wg=128)
     yield AttentionReduce(wg=128, strided=True)

@@ -49,21 +49,19 @@ def rooms(p: Problem, rows: int, cols: int) -> list[int]:
     return found
 
 
-def strips(problem: Problem, rows: int, rooms: Sequence[int], tiles: int) -> Iterator[Strip]:
-    """Covers every row of every slot, in order, with at most ``tiles`` blocks of scores in a strip.
+def strips(problem: Problem, rows: int, rooms: Sequence[int], tiles: int, most_slots: int) -> Iterator[Strip]:
+    """Covers every row of every slot, in order, with at most ``tiles`` blocks of scores and ``most_slots`` slots in a strip.
 
     ``rooms`` has those of each block of ``rows`` queries. Where one block of queries has more, it is a strip, and overruns.
+    All strips but the last have as many slots as the first.
     """
     slots, blocks = problem.batch * problem.heads, len(rooms)
     short = max(1, max(rooms)) * min(blocks, -(-MIN_STRIP_ROWS // rows))  # tiles of one slot's shortest strip, at most
-    if tiles >= slots * min(short, sum(rooms)):
-        per_slots = slots
-    elif tiles >= problem.group * short:
-        per_slots = tiles // short // problem.group * problem.group
-    else:
-        per_slots = max(1, min(problem.group, tiles // short))
-        while problem.group % per_slots:
-            per_slots -= 1
+    per_slots = max(1, min(slots, most_slots, tiles // short if tiles < slots * min(short, sum(rooms)) else slots))
+    if per_slots >= problem.group:  # whole kv heads, or an even share of one
+        per_slots -= per_slots % problem.group
+    while per_slots < problem.group and problem.group % per_slots:
+        per_slots -= 1
     ranges = list(_even(rooms, tiles // per_slots))
     for slot in range(0, slots, per_slots):
         for first, end in ranges:

@@ -11,7 +11,7 @@ from typing import ClassVar
 from ..problem.mask import MASK_KINDS, Interval
 from ..problem.problem import MAX_HEAD_DIM
 from .facts import Binding, Count, Dispatch, Serves, WorkgroupArray, i32, u32
-from .uniform_words import call, stride_words
+from .uniform_words import SIZES, call, stride_words
 from .variant import Variant, param
 
 MAX_ALIBI_HEADS = 256
@@ -80,7 +80,7 @@ class AttentionIntervals(Variant):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionPack(Variant):
-    """One tensor's rows, turned: tiles of ``PACKED_ROWS`` positions, channel by channel, which the scores kernel reads as they lie.
+    """Q, dO, K and V of a strip's slots, turned: tiles of ``PACKED_ROWS`` positions, channel by channel, which the scores kernel reads as they lie.
 
     Strides and lengths end here: positions and channels past the ends are zeros. A thread turns 4 positions × 4 channels.
     """
@@ -101,15 +101,24 @@ class AttentionPack(Variant):
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
+        element = "vec4<f32>" if self.vectorised else "f32"
+        tensors = tuple(storage(i, name, element) for i, name in enumerate(("q", "d_o", "k", "v")))
         return (
-            storage(0, "source", "vec4<f32>" if self.vectorised else "f32"),
-            storage(1, "tiles", "vec4<f32>", access="read_write"),
-            call(2, *u32("source_length", "source_heads", "source_dim", "padded", "first_tile"), *stride_words("source")),
+            *tensors,
+            storage(4, "query_tiles", "vec4<f32>", access="read_write"),
+            storage(5, "key_tiles", "vec4<f32>", access="read_write"),
+            call(
+                6,
+                *SIZES,
+                *u32("head_dim", "v_head_dim", "slot_first", "strip_slots", "strip_kv_slots"),
+                *u32("channels", "v_channels", "d_o_tiles", "v_tiles"),
+                *stride_words("q", "d_o", "k", "v"),
+            ),
         )
 
     @property
     def dispatch(self) -> Dispatch:
-        return Dispatch(x=Count(factors=("slot_vecs",), divisor=4 * self.wg), y=Count(factors=("source_slots",)))
+        return Dispatch(x=Count(factors=("pack_threads",), divisor=self.wg), y=Count(factors=("strip_slots",)), z=Count(times=4))
 
     @property
     def serves(self) -> Serves:

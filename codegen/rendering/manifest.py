@@ -93,6 +93,7 @@ def successor(name: str) -> str:
     The ES module has the same rule.
     """
     parts = set(name.split("_"))
+    longest = max((int(number) for number in re.findall(r"_maxseq(\d+)", name)), default=0)
     dims = {tag: int(number) for tag, number in re.findall(r"_([dv])(\d+)(?![^_])", name)}
     sizes = {"head_dim": dims.get("d", 0), "v_head_dim": dims.get("v", dims.get("d", 0))}
     found: tuple[tuple[int, int, int], str] = ((0, 0, 0), "")
@@ -101,6 +102,7 @@ def successor(name: str) -> str:
         open_ = [from_plain(Constant, constant) for constant in entry["constants"]]
         least, most = entry["serves"]["head_dim"]
         served = all(c.takes(sizes[c.size]) for c in open_) and ("d" not in dims or least <= sizes["head_dim"] <= most)
+        served = served and longest <= (entry["serves"]["max_seq"] or longest)
         lost_numbers = all(re.fullmatch(r"[a-z]+\d+", part) for part in parts - own)
         rank = (len(own & parts), -len(own - parts), len(open_))
         if served and name.startswith(entry["kernel"] + "_") and lost_numbers and rank > found[0]:

@@ -15,7 +15,7 @@ const COLS: u32 = 80u;  // channels
 const ROW_VECS: u32 = ROWS / 4u;  // vec4 elements of a staged row of P or dS
 const COL_VECS: u32 = COLS / 4u;  // and of Q or dO
 const ROW_THREADS: u32 = 16u;  // threads that share a channel
-const COL_THREADS: u32 = 10u;  // and a key
+const COL_THREADS: u32 = 10u;  // threads that share a key
 const THREADS: u32 = 160u;
 const CHUNK: u32 = 16u;  // queries
 const COL_TILE: u32 = CHUNK * ROW_VECS;  // where in a chunk the rows of Q or dO begin
@@ -81,10 +81,11 @@ fn guard_result(x: vec4<f32>) -> vec4<f32> {
     return select(vec4<f32>(), x, finite);
 }
 
-// dS_ij = scale·P_ij·(dP_ij − D_i), and zero where the query does not see the key, even if D is NaN: P and dP are then both zero.
+// dS_ij without its factors, P_ij·(dP_ij − D_i), and zero where the query does not see the key, even if D is NaN: P and dP are
+// then both zero.
 fn d_s(p: vec4<f32>, d_p: vec4<f32>, delta: f32) -> vec4<f32> {
     let seen = ((bitcast<vec4<u32>>(p) | bitcast<vec4<u32>>(d_p)) & vec4<u32>(0x7fffffffu)) != vec4<u32>();
-    return select(vec4<f32>(), call.scale * p * (d_p - delta), seen);
+    return select(vec4<f32>(), p * (d_p - delta), seen);
 }
 
 // For rows that may belong to pairs that are not seen: there P and dS are zero, and zero times NaN would spoil the sum.
@@ -200,9 +201,10 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
         }
         let hull = hull_of(batch, first_of_strip + block);
         if (i32(first_key) < hull.w && i32(first_key + ROWS) > hull.x) {
-            let scores_tile = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
-            tile_at = ((slot - call.slot_first) * call.strip_tiles + scores_tile) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
-            strip_row = (slot - call.slot_first) * call.strip_rows + block * QUERY_ROWS;
+            let strip_slot = slot - call.slot_first;
+            let before = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
+            tile_at = (strip_slot * call.strip_tiles + before) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
+            strip_row = strip_slot * call.strip_rows + block * QUERY_ROWS;
             whole = i32(first_key) >= hull.y && i32(first_key + ROWS) <= hull.z;
             break;
         }
@@ -248,57 +250,49 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     if (more) {
         var next_p_0: vec4<f32>;
         var next_dp_0: vec4<f32>;
-        var next_terms_0: vec2<f32>;
+        var next_delta_0: f32;
         var next_p_1: vec4<f32>;
         var next_dp_1: vec4<f32>;
-        var next_terms_1: vec2<f32>;
+        var next_delta_1: f32;
         var next_p_2: vec4<f32>;
         var next_dp_2: vec4<f32>;
-        var next_terms_2: vec2<f32>;
+        var next_delta_2: f32;
         var next_p_3: vec4<f32>;
         var next_dp_3: vec4<f32>;
-        var next_terms_3: vec2<f32>;
+        var next_delta_3: f32;
+        var next_factor_0: f32;
         var next_b_0: vec4<f32>;
+        var next_factor_1: f32;
         var next_b_1: vec4<f32>;
         var stored_whole = false;
         if (more) {
+            let first = tile_at + chunk * KEY_VECS;
+            let next_row = strip_row + chunk;
             let next_query = call.row_first + block * QUERY_ROWS + chunk;
             stored_whole = whole;
             {
                 let entry = tid;
-                let source = tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS;
-                next_terms_0 = row_terms[strip_row + chunk + entry / ROW_VECS];
-                next_p_0 = p_tiles[source];
-                if (!of_v) {
-                    next_dp_0 = d_p_tiles[source];
-                }
+                next_p_0 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
             }
             {
                 let entry = tid + THREADS;
-                let source = tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS;
-                next_terms_1 = row_terms[strip_row + chunk + entry / ROW_VECS];
-                next_p_1 = p_tiles[source];
-                if (!of_v) {
-                    next_dp_1 = d_p_tiles[source];
-                }
+                next_p_1 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
             }
             {
                 let entry = tid + 2u * THREADS;
-                let source = tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS;
-                next_terms_2 = row_terms[strip_row + chunk + entry / ROW_VECS];
-                next_p_2 = p_tiles[source];
-                if (!of_v) {
-                    next_dp_2 = d_p_tiles[source];
-                }
+                next_p_2 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
             }
             if (tid + 3u * THREADS < CHUNK * ROW_VECS) {
                 let entry = tid + 3u * THREADS;
-                let source = tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS;
-                next_terms_3 = row_terms[strip_row + chunk + entry / ROW_VECS];
-                next_p_3 = p_tiles[source];
-                if (!of_v) {
-                    next_dp_3 = d_p_tiles[source];
-                }
+                next_p_3 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+            }
+            {
+                let entry = tid;
+                next_factor_0 = row_terms[next_row + entry / COL_VECS].x;
+            }
+            {
+                let entry = tid + THREADS;
+                next_factor_1 = row_terms[next_row + entry / COL_VECS].x;
             }
             if (of_v) {
                 let d_o_first = d_o_start(batch, kv_head * group + h);
@@ -311,6 +305,26 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                     next_b_1 = read_d_o(d_o_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
                 }
             } else {
+                {
+                    let entry = tid;
+                    next_dp_0 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                    next_delta_0 = row_terms[next_row + entry / ROW_VECS].y;
+                }
+                {
+                    let entry = tid + THREADS;
+                    next_dp_1 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                    next_delta_1 = row_terms[next_row + entry / ROW_VECS].y;
+                }
+                {
+                    let entry = tid + 2u * THREADS;
+                    next_dp_2 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                    next_delta_2 = row_terms[next_row + entry / ROW_VECS].y;
+                }
+                if (tid + 3u * THREADS < CHUNK * ROW_VECS) {
+                    let entry = tid + 3u * THREADS;
+                    next_dp_3 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                    next_delta_3 = row_terms[next_row + entry / ROW_VECS].y;
+                }
                 let q_first = q_start(batch, kv_head * group + h);
                 {
                     let entry = tid;
@@ -323,49 +337,94 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             }
         }
         var half = 0u;  // where in tile the chunk is that is multiplied next
-        {
-            let entry = tid;
-            let kept = next_p_0;
-            let d_p = next_dp_0;
-            let terms = next_terms_0;
-            let p = kept * terms.x;
-            let ds = d_s(p, d_p, terms.y);
-            tile[half + entry] = select(ds, p, of_v);
-        }
-        {
-            let entry = tid + THREADS;
-            let kept = next_p_1;
-            let d_p = next_dp_1;
-            let terms = next_terms_1;
-            let p = kept * terms.x;
-            let ds = d_s(p, d_p, terms.y);
-            tile[half + entry] = select(ds, p, of_v);
-        }
-        {
-            let entry = tid + 2u * THREADS;
-            let kept = next_p_2;
-            let d_p = next_dp_2;
-            let terms = next_terms_2;
-            let p = kept * terms.x;
-            let ds = d_s(p, d_p, terms.y);
-            tile[half + entry] = select(ds, p, of_v);
-        }
-        if (tid + 3u * THREADS < CHUNK * ROW_VECS) {
-            let entry = tid + 3u * THREADS;
-            let kept = next_p_3;
-            let d_p = next_dp_3;
-            let terms = next_terms_3;
-            let p = kept * terms.x;
-            let ds = d_s(p, d_p, terms.y);
-            tile[half + entry] = select(ds, p, of_v);
-        }
-        {
-            let entry = tid;
-            tile[half + COL_TILE + entry] = select(finite_or_zero(next_b_0), next_b_0, stored_whole);
-        }
-        {
-            let entry = tid + THREADS;
-            tile[half + COL_TILE + entry] = select(finite_or_zero(next_b_1), next_b_1, stored_whole);
+        if (stored_whole) {
+            if (of_v) {
+                {
+                    let entry = tid;
+                    tile[half + entry] = next_p_0;
+                }
+                {
+                    let entry = tid + THREADS;
+                    tile[half + entry] = next_p_1;
+                }
+                {
+                    let entry = tid + 2u * THREADS;
+                    tile[half + entry] = next_p_2;
+                }
+                if (tid + 3u * THREADS < CHUNK * ROW_VECS) {
+                    let entry = tid + 3u * THREADS;
+                    tile[half + entry] = next_p_3;
+                }
+            } else {
+                {
+                    let entry = tid;
+                    tile[half + entry] = next_p_0 * (next_dp_0 - next_delta_0);
+                }
+                {
+                    let entry = tid + THREADS;
+                    tile[half + entry] = next_p_1 * (next_dp_1 - next_delta_1);
+                }
+                {
+                    let entry = tid + 2u * THREADS;
+                    tile[half + entry] = next_p_2 * (next_dp_2 - next_delta_2);
+                }
+                if (tid + 3u * THREADS < CHUNK * ROW_VECS) {
+                    let entry = tid + 3u * THREADS;
+                    tile[half + entry] = next_p_3 * (next_dp_3 - next_delta_3);
+                }
+            }
+            {
+                let entry = tid;
+                tile[half + COL_TILE + entry] = next_b_0 * next_factor_0;
+            }
+            {
+                let entry = tid + THREADS;
+                tile[half + COL_TILE + entry] = next_b_1 * next_factor_1;
+            }
+        } else {
+            if (of_v) {
+                {
+                    let entry = tid;
+                    tile[half + entry] = next_p_0;
+                }
+                {
+                    let entry = tid + THREADS;
+                    tile[half + entry] = next_p_1;
+                }
+                {
+                    let entry = tid + 2u * THREADS;
+                    tile[half + entry] = next_p_2;
+                }
+                if (tid + 3u * THREADS < CHUNK * ROW_VECS) {
+                    let entry = tid + 3u * THREADS;
+                    tile[half + entry] = next_p_3;
+                }
+            } else {
+                {
+                    let entry = tid;
+                    tile[half + entry] = d_s(next_p_0, next_dp_0, next_delta_0);
+                }
+                {
+                    let entry = tid + THREADS;
+                    tile[half + entry] = d_s(next_p_1, next_dp_1, next_delta_1);
+                }
+                {
+                    let entry = tid + 2u * THREADS;
+                    tile[half + entry] = d_s(next_p_2, next_dp_2, next_delta_2);
+                }
+                if (tid + 3u * THREADS < CHUNK * ROW_VECS) {
+                    let entry = tid + 3u * THREADS;
+                    tile[half + entry] = d_s(next_p_3, next_dp_3, next_delta_3);
+                }
+            }
+            {
+                let entry = tid;
+                tile[half + COL_TILE + entry] = finite_or_zero(next_b_0) * next_factor_0;
+            }
+            {
+                let entry = tid + THREADS;
+                tile[half + COL_TILE + entry] = finite_or_zero(next_b_1) * next_factor_1;
+            }
         }
         chunk += CHUNK;
         if (chunk == QUERY_ROWS) {
@@ -380,9 +439,10 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                 }
                 let hull = hull_of(batch, first_of_strip + block);
                 if (i32(first_key) < hull.w && i32(first_key + ROWS) > hull.x) {
-                    let scores_tile = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
-                    tile_at = ((slot - call.slot_first) * call.strip_tiles + scores_tile) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
-                    strip_row = (slot - call.slot_first) * call.strip_rows + block * QUERY_ROWS;
+                    let strip_slot = slot - call.slot_first;
+                    let before = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
+                    tile_at = (strip_slot * call.strip_tiles + before) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
+                    strip_row = strip_slot * call.strip_rows + block * QUERY_ROWS;
                     whole = i32(first_key) >= hull.y && i32(first_key + ROWS) <= hull.z;
                     break;
                 }
@@ -391,43 +451,33 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             more = h < group;
         }
         if (more) {
+            let first = tile_at + chunk * KEY_VECS;
+            let next_row = strip_row + chunk;
             let next_query = call.row_first + block * QUERY_ROWS + chunk;
             stored_whole = whole;
             {
                 let entry = tid;
-                let source = tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS;
-                next_terms_0 = row_terms[strip_row + chunk + entry / ROW_VECS];
-                next_p_0 = p_tiles[source];
-                if (!of_v) {
-                    next_dp_0 = d_p_tiles[source];
-                }
+                next_p_0 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
             }
             {
                 let entry = tid + THREADS;
-                let source = tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS;
-                next_terms_1 = row_terms[strip_row + chunk + entry / ROW_VECS];
-                next_p_1 = p_tiles[source];
-                if (!of_v) {
-                    next_dp_1 = d_p_tiles[source];
-                }
+                next_p_1 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
             }
             {
                 let entry = tid + 2u * THREADS;
-                let source = tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS;
-                next_terms_2 = row_terms[strip_row + chunk + entry / ROW_VECS];
-                next_p_2 = p_tiles[source];
-                if (!of_v) {
-                    next_dp_2 = d_p_tiles[source];
-                }
+                next_p_2 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
             }
             if (tid + 3u * THREADS < CHUNK * ROW_VECS) {
                 let entry = tid + 3u * THREADS;
-                let source = tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS;
-                next_terms_3 = row_terms[strip_row + chunk + entry / ROW_VECS];
-                next_p_3 = p_tiles[source];
-                if (!of_v) {
-                    next_dp_3 = d_p_tiles[source];
-                }
+                next_p_3 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+            }
+            {
+                let entry = tid;
+                next_factor_0 = row_terms[next_row + entry / COL_VECS].x;
+            }
+            {
+                let entry = tid + THREADS;
+                next_factor_1 = row_terms[next_row + entry / COL_VECS].x;
             }
             if (of_v) {
                 let d_o_first = d_o_start(batch, kv_head * group + h);
@@ -440,6 +490,26 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                     next_b_1 = read_d_o(d_o_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
                 }
             } else {
+                {
+                    let entry = tid;
+                    next_dp_0 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                    next_delta_0 = row_terms[next_row + entry / ROW_VECS].y;
+                }
+                {
+                    let entry = tid + THREADS;
+                    next_dp_1 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                    next_delta_1 = row_terms[next_row + entry / ROW_VECS].y;
+                }
+                {
+                    let entry = tid + 2u * THREADS;
+                    next_dp_2 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                    next_delta_2 = row_terms[next_row + entry / ROW_VECS].y;
+                }
+                if (tid + 3u * THREADS < CHUNK * ROW_VECS) {
+                    let entry = tid + 3u * THREADS;
+                    next_dp_3 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                    next_delta_3 = row_terms[next_row + entry / ROW_VECS].y;
+                }
                 let q_first = q_start(batch, kv_head * group + h);
                 {
                     let entry = tid;
@@ -454,50 +524,96 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
         var queries = 0u;
         loop {
             let last = !more;  // nothing is in the registers
+            let other = CHUNK_VECS - half;
             workgroupBarrier();  // one half holds a chunk, and the other has been read
-            {
-                let entry = tid;
-                let kept = next_p_0;
-                let d_p = next_dp_0;
-                let terms = next_terms_0;
-                let p = kept * terms.x;
-                let ds = d_s(p, d_p, terms.y);
-                tile[(CHUNK_VECS - half) + entry] = select(ds, p, of_v);
-            }
-            {
-                let entry = tid + THREADS;
-                let kept = next_p_1;
-                let d_p = next_dp_1;
-                let terms = next_terms_1;
-                let p = kept * terms.x;
-                let ds = d_s(p, d_p, terms.y);
-                tile[(CHUNK_VECS - half) + entry] = select(ds, p, of_v);
-            }
-            {
-                let entry = tid + 2u * THREADS;
-                let kept = next_p_2;
-                let d_p = next_dp_2;
-                let terms = next_terms_2;
-                let p = kept * terms.x;
-                let ds = d_s(p, d_p, terms.y);
-                tile[(CHUNK_VECS - half) + entry] = select(ds, p, of_v);
-            }
-            if (tid + 3u * THREADS < CHUNK * ROW_VECS) {
-                let entry = tid + 3u * THREADS;
-                let kept = next_p_3;
-                let d_p = next_dp_3;
-                let terms = next_terms_3;
-                let p = kept * terms.x;
-                let ds = d_s(p, d_p, terms.y);
-                tile[(CHUNK_VECS - half) + entry] = select(ds, p, of_v);
-            }
-            {
-                let entry = tid;
-                tile[(CHUNK_VECS - half) + COL_TILE + entry] = select(finite_or_zero(next_b_0), next_b_0, stored_whole);
-            }
-            {
-                let entry = tid + THREADS;
-                tile[(CHUNK_VECS - half) + COL_TILE + entry] = select(finite_or_zero(next_b_1), next_b_1, stored_whole);
+            if (stored_whole) {
+                if (of_v) {
+                    {
+                        let entry = tid;
+                        tile[other + entry] = next_p_0;
+                    }
+                    {
+                        let entry = tid + THREADS;
+                        tile[other + entry] = next_p_1;
+                    }
+                    {
+                        let entry = tid + 2u * THREADS;
+                        tile[other + entry] = next_p_2;
+                    }
+                    if (tid + 3u * THREADS < CHUNK * ROW_VECS) {
+                        let entry = tid + 3u * THREADS;
+                        tile[other + entry] = next_p_3;
+                    }
+                } else {
+                    {
+                        let entry = tid;
+                        tile[other + entry] = next_p_0 * (next_dp_0 - next_delta_0);
+                    }
+                    {
+                        let entry = tid + THREADS;
+                        tile[other + entry] = next_p_1 * (next_dp_1 - next_delta_1);
+                    }
+                    {
+                        let entry = tid + 2u * THREADS;
+                        tile[other + entry] = next_p_2 * (next_dp_2 - next_delta_2);
+                    }
+                    if (tid + 3u * THREADS < CHUNK * ROW_VECS) {
+                        let entry = tid + 3u * THREADS;
+                        tile[other + entry] = next_p_3 * (next_dp_3 - next_delta_3);
+                    }
+                }
+                {
+                    let entry = tid;
+                    tile[other + COL_TILE + entry] = next_b_0 * next_factor_0;
+                }
+                {
+                    let entry = tid + THREADS;
+                    tile[other + COL_TILE + entry] = next_b_1 * next_factor_1;
+                }
+            } else {
+                if (of_v) {
+                    {
+                        let entry = tid;
+                        tile[other + entry] = next_p_0;
+                    }
+                    {
+                        let entry = tid + THREADS;
+                        tile[other + entry] = next_p_1;
+                    }
+                    {
+                        let entry = tid + 2u * THREADS;
+                        tile[other + entry] = next_p_2;
+                    }
+                    if (tid + 3u * THREADS < CHUNK * ROW_VECS) {
+                        let entry = tid + 3u * THREADS;
+                        tile[other + entry] = next_p_3;
+                    }
+                } else {
+                    {
+                        let entry = tid;
+                        tile[other + entry] = d_s(next_p_0, next_dp_0, next_delta_0);
+                    }
+                    {
+                        let entry = tid + THREADS;
+                        tile[other + entry] = d_s(next_p_1, next_dp_1, next_delta_1);
+                    }
+                    {
+                        let entry = tid + 2u * THREADS;
+                        tile[other + entry] = d_s(next_p_2, next_dp_2, next_delta_2);
+                    }
+                    if (tid + 3u * THREADS < CHUNK * ROW_VECS) {
+                        let entry = tid + 3u * THREADS;
+                        tile[other + entry] = d_s(next_p_3, next_dp_3, next_delta_3);
+                    }
+                }
+                {
+                    let entry = tid;
+                    tile[other + COL_TILE + entry] = finite_or_zero(next_b_0) * next_factor_0;
+                }
+                {
+                    let entry = tid + THREADS;
+                    tile[other + COL_TILE + entry] = finite_or_zero(next_b_1) * next_factor_1;
+                }
             }
             chunk += CHUNK;
             if (chunk == QUERY_ROWS) {
@@ -512,9 +628,10 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                     }
                     let hull = hull_of(batch, first_of_strip + block);
                     if (i32(first_key) < hull.w && i32(first_key + ROWS) > hull.x) {
-                        let scores_tile = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
-                        tile_at = ((slot - call.slot_first) * call.strip_tiles + scores_tile) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
-                        strip_row = (slot - call.slot_first) * call.strip_rows + block * QUERY_ROWS;
+                        let strip_slot = slot - call.slot_first;
+                        let before = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
+                        tile_at = (strip_slot * call.strip_tiles + before) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
+                        strip_row = strip_slot * call.strip_rows + block * QUERY_ROWS;
                         whole = i32(first_key) >= hull.y && i32(first_key + ROWS) <= hull.z;
                         break;
                     }
@@ -523,43 +640,33 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                 more = h < group;
             }
             if (more) {
+                let first = tile_at + chunk * KEY_VECS;
+                let next_row = strip_row + chunk;
                 let next_query = call.row_first + block * QUERY_ROWS + chunk;
                 stored_whole = whole;
                 {
                     let entry = tid;
-                    let source = tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS;
-                    next_terms_0 = row_terms[strip_row + chunk + entry / ROW_VECS];
-                    next_p_0 = p_tiles[source];
-                    if (!of_v) {
-                        next_dp_0 = d_p_tiles[source];
-                    }
+                    next_p_0 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
                 }
                 {
                     let entry = tid + THREADS;
-                    let source = tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS;
-                    next_terms_1 = row_terms[strip_row + chunk + entry / ROW_VECS];
-                    next_p_1 = p_tiles[source];
-                    if (!of_v) {
-                        next_dp_1 = d_p_tiles[source];
-                    }
+                    next_p_1 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
                 }
                 {
                     let entry = tid + 2u * THREADS;
-                    let source = tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS;
-                    next_terms_2 = row_terms[strip_row + chunk + entry / ROW_VECS];
-                    next_p_2 = p_tiles[source];
-                    if (!of_v) {
-                        next_dp_2 = d_p_tiles[source];
-                    }
+                    next_p_2 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
                 }
                 if (tid + 3u * THREADS < CHUNK * ROW_VECS) {
                     let entry = tid + 3u * THREADS;
-                    let source = tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS;
-                    next_terms_3 = row_terms[strip_row + chunk + entry / ROW_VECS];
-                    next_p_3 = p_tiles[source];
-                    if (!of_v) {
-                        next_dp_3 = d_p_tiles[source];
-                    }
+                    next_p_3 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                }
+                {
+                    let entry = tid;
+                    next_factor_0 = row_terms[next_row + entry / COL_VECS].x;
+                }
+                {
+                    let entry = tid + THREADS;
+                    next_factor_1 = row_terms[next_row + entry / COL_VECS].x;
                 }
                 if (of_v) {
                     let d_o_first = d_o_start(batch, kv_head * group + h);
@@ -572,6 +679,26 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                         next_b_1 = read_d_o(d_o_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
                     }
                 } else {
+                    {
+                        let entry = tid;
+                        next_dp_0 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                        next_delta_0 = row_terms[next_row + entry / ROW_VECS].y;
+                    }
+                    {
+                        let entry = tid + THREADS;
+                        next_dp_1 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                        next_delta_1 = row_terms[next_row + entry / ROW_VECS].y;
+                    }
+                    {
+                        let entry = tid + 2u * THREADS;
+                        next_dp_2 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                        next_delta_2 = row_terms[next_row + entry / ROW_VECS].y;
+                    }
+                    if (tid + 3u * THREADS < CHUNK * ROW_VECS) {
+                        let entry = tid + 3u * THREADS;
+                        next_dp_3 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                        next_delta_3 = row_terms[next_row + entry / ROW_VECS].y;
+                    }
                     let q_first = q_start(batch, kv_head * group + h);
                     {
                         let entry = tid;
@@ -935,7 +1062,7 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                 sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
                 sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
             }
-            half = CHUNK_VECS - half;
+            half = other;
             queries += CHUNK;
             if (queries == SUM_ROWS || last) {
                 queries = 0u;
@@ -978,105 +1105,101 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
         }
     }
 
-    let key_0 = first_key + row * 4u;
-    if (key_0 < call.kv_len) {
-        if (!of_v) {
+    if (!of_v) {
+        let key_0 = first_key + row * 4u;
+        if (key_0 < call.kv_len) {
             let start = d_k_row_at(part, batch, key_0, kv_head);
-            write_d_k(start, first_channel + col, all_sum_0_0, call.add_k != 0u);
-            write_d_k(start, first_channel + col + COL_THREADS, all_sum_0_1, call.add_k != 0u);
+            write_d_k(start, first_channel + col, all_sum_0_0 * call.scale, call.add_k != 0u);
+            write_d_k(start, first_channel + col + COL_THREADS, all_sum_0_1 * call.scale, call.add_k != 0u);
         }
-        if (of_v) {
+        let key_1 = first_key + row * 4u + 1u;
+        if (key_1 < call.kv_len) {
+            let start = d_k_row_at(part, batch, key_1, kv_head);
+            write_d_k(start, first_channel + col, all_sum_1_0 * call.scale, call.add_k != 0u);
+            write_d_k(start, first_channel + col + COL_THREADS, all_sum_1_1 * call.scale, call.add_k != 0u);
+        }
+        let key_2 = first_key + row * 4u + 2u;
+        if (key_2 < call.kv_len) {
+            let start = d_k_row_at(part, batch, key_2, kv_head);
+            write_d_k(start, first_channel + col, all_sum_2_0 * call.scale, call.add_k != 0u);
+            write_d_k(start, first_channel + col + COL_THREADS, all_sum_2_1 * call.scale, call.add_k != 0u);
+        }
+        let key_3 = first_key + row * 4u + 3u;
+        if (key_3 < call.kv_len) {
+            let start = d_k_row_at(part, batch, key_3, kv_head);
+            write_d_k(start, first_channel + col, all_sum_3_0 * call.scale, call.add_k != 0u);
+            write_d_k(start, first_channel + col + COL_THREADS, all_sum_3_1 * call.scale, call.add_k != 0u);
+        }
+        let key_4 = first_key + (row + ROW_THREADS) * 4u;
+        if (key_4 < call.kv_len) {
+            let start = d_k_row_at(part, batch, key_4, kv_head);
+            write_d_k(start, first_channel + col, all_sum_4_0 * call.scale, call.add_k != 0u);
+            write_d_k(start, first_channel + col + COL_THREADS, all_sum_4_1 * call.scale, call.add_k != 0u);
+        }
+        let key_5 = first_key + (row + ROW_THREADS) * 4u + 1u;
+        if (key_5 < call.kv_len) {
+            let start = d_k_row_at(part, batch, key_5, kv_head);
+            write_d_k(start, first_channel + col, all_sum_5_0 * call.scale, call.add_k != 0u);
+            write_d_k(start, first_channel + col + COL_THREADS, all_sum_5_1 * call.scale, call.add_k != 0u);
+        }
+        let key_6 = first_key + (row + ROW_THREADS) * 4u + 2u;
+        if (key_6 < call.kv_len) {
+            let start = d_k_row_at(part, batch, key_6, kv_head);
+            write_d_k(start, first_channel + col, all_sum_6_0 * call.scale, call.add_k != 0u);
+            write_d_k(start, first_channel + col + COL_THREADS, all_sum_6_1 * call.scale, call.add_k != 0u);
+        }
+        let key_7 = first_key + (row + ROW_THREADS) * 4u + 3u;
+        if (key_7 < call.kv_len) {
+            let start = d_k_row_at(part, batch, key_7, kv_head);
+            write_d_k(start, first_channel + col, all_sum_7_0 * call.scale, call.add_k != 0u);
+            write_d_k(start, first_channel + col + COL_THREADS, all_sum_7_1 * call.scale, call.add_k != 0u);
+        }
+    }
+    if (of_v) {
+        let key_0 = first_key + row * 4u;
+        if (key_0 < call.kv_len) {
             let start = d_v_row_at(part, batch, key_0, kv_head);
             write_d_v(start, first_channel + col, all_sum_0_0, call.add_v != 0u);
             write_d_v(start, first_channel + col + COL_THREADS, all_sum_0_1, call.add_v != 0u);
         }
-    }
-    let key_1 = first_key + row * 4u + 1u;
-    if (key_1 < call.kv_len) {
-        if (!of_v) {
-            let start = d_k_row_at(part, batch, key_1, kv_head);
-            write_d_k(start, first_channel + col, all_sum_1_0, call.add_k != 0u);
-            write_d_k(start, first_channel + col + COL_THREADS, all_sum_1_1, call.add_k != 0u);
-        }
-        if (of_v) {
+        let key_1 = first_key + row * 4u + 1u;
+        if (key_1 < call.kv_len) {
             let start = d_v_row_at(part, batch, key_1, kv_head);
             write_d_v(start, first_channel + col, all_sum_1_0, call.add_v != 0u);
             write_d_v(start, first_channel + col + COL_THREADS, all_sum_1_1, call.add_v != 0u);
         }
-    }
-    let key_2 = first_key + row * 4u + 2u;
-    if (key_2 < call.kv_len) {
-        if (!of_v) {
-            let start = d_k_row_at(part, batch, key_2, kv_head);
-            write_d_k(start, first_channel + col, all_sum_2_0, call.add_k != 0u);
-            write_d_k(start, first_channel + col + COL_THREADS, all_sum_2_1, call.add_k != 0u);
-        }
-        if (of_v) {
+        let key_2 = first_key + row * 4u + 2u;
+        if (key_2 < call.kv_len) {
             let start = d_v_row_at(part, batch, key_2, kv_head);
             write_d_v(start, first_channel + col, all_sum_2_0, call.add_v != 0u);
             write_d_v(start, first_channel + col + COL_THREADS, all_sum_2_1, call.add_v != 0u);
         }
-    }
-    let key_3 = first_key + row * 4u + 3u;
-    if (key_3 < call.kv_len) {
-        if (!of_v) {
-            let start = d_k_row_at(part, batch, key_3, kv_head);
-            write_d_k(start, first_channel + col, all_sum_3_0, call.add_k != 0u);
-            write_d_k(start, first_channel + col + COL_THREADS, all_sum_3_1, call.add_k != 0u);
-        }
-        if (of_v) {
+        let key_3 = first_key + row * 4u + 3u;
+        if (key_3 < call.kv_len) {
             let start = d_v_row_at(part, batch, key_3, kv_head);
             write_d_v(start, first_channel + col, all_sum_3_0, call.add_v != 0u);
             write_d_v(start, first_channel + col + COL_THREADS, all_sum_3_1, call.add_v != 0u);
         }
-    }
-    let key_4 = first_key + (row + ROW_THREADS) * 4u;
-    if (key_4 < call.kv_len) {
-        if (!of_v) {
-            let start = d_k_row_at(part, batch, key_4, kv_head);
-            write_d_k(start, first_channel + col, all_sum_4_0, call.add_k != 0u);
-            write_d_k(start, first_channel + col + COL_THREADS, all_sum_4_1, call.add_k != 0u);
-        }
-        if (of_v) {
+        let key_4 = first_key + (row + ROW_THREADS) * 4u;
+        if (key_4 < call.kv_len) {
             let start = d_v_row_at(part, batch, key_4, kv_head);
             write_d_v(start, first_channel + col, all_sum_4_0, call.add_v != 0u);
             write_d_v(start, first_channel + col + COL_THREADS, all_sum_4_1, call.add_v != 0u);
         }
-    }
-    let key_5 = first_key + (row + ROW_THREADS) * 4u + 1u;
-    if (key_5 < call.kv_len) {
-        if (!of_v) {
-            let start = d_k_row_at(part, batch, key_5, kv_head);
-            write_d_k(start, first_channel + col, all_sum_5_0, call.add_k != 0u);
-            write_d_k(start, first_channel + col + COL_THREADS, all_sum_5_1, call.add_k != 0u);
-        }
-        if (of_v) {
+        let key_5 = first_key + (row + ROW_THREADS) * 4u + 1u;
+        if (key_5 < call.kv_len) {
             let start = d_v_row_at(part, batch, key_5, kv_head);
             write_d_v(start, first_channel + col, all_sum_5_0, call.add_v != 0u);
             write_d_v(start, first_channel + col + COL_THREADS, all_sum_5_1, call.add_v != 0u);
         }
-    }
-    let key_6 = first_key + (row + ROW_THREADS) * 4u + 2u;
-    if (key_6 < call.kv_len) {
-        if (!of_v) {
-            let start = d_k_row_at(part, batch, key_6, kv_head);
-            write_d_k(start, first_channel + col, all_sum_6_0, call.add_k != 0u);
-            write_d_k(start, first_channel + col + COL_THREADS, all_sum_6_1, call.add_k != 0u);
-        }
-        if (of_v) {
+        let key_6 = first_key + (row + ROW_THREADS) * 4u + 2u;
+        if (key_6 < call.kv_len) {
             let start = d_v_row_at(part, batch, key_6, kv_head);
             write_d_v(start, first_channel + col, all_sum_6_0, call.add_v != 0u);
             write_d_v(start, first_channel + col + COL_THREADS, all_sum_6_1, call.add_v != 0u);
         }
-    }
-    let key_7 = first_key + (row + ROW_THREADS) * 4u + 3u;
-    if (key_7 < call.kv_len) {
-        if (!of_v) {
-            let start = d_k_row_at(part, batch, key_7, kv_head);
-            write_d_k(start, first_channel + col, all_sum_7_0, call.add_k != 0u);
-            write_d_k(start, first_channel + col + COL_THREADS, all_sum_7_1, call.add_k != 0u);
-        }
-        if (of_v) {
+        let key_7 = first_key + (row + ROW_THREADS) * 4u + 3u;
+        if (key_7 < call.kv_len) {
             let start = d_v_row_at(part, batch, key_7, kv_head);
             write_d_v(start, first_channel + col, all_sum_7_0, call.add_v != 0u);
             write_d_v(start, first_channel + col + COL_THREADS, all_sum_7_1, call.add_v != 0u);

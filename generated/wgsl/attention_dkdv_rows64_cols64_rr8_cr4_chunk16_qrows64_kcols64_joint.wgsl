@@ -15,7 +15,7 @@ const COLS: u32 = 64u;  // channels
 const ROW_VECS: u32 = ROWS / 4u;  // vec4 elements of a staged row of P or dS
 const COL_VECS: u32 = COLS / 4u;  // and of Q or dO
 const ROW_THREADS: u32 = 8u;  // threads that share a channel
-const COL_THREADS: u32 = 16u;  // and a key
+const COL_THREADS: u32 = 16u;  // threads that share a key
 const THREADS: u32 = 128u;
 const CHUNK: u32 = 16u;  // queries
 const DS_TILE: u32 = CHUNK * ROW_VECS;  // where in a chunk the rows of dS begin, after those of P
@@ -82,10 +82,11 @@ fn guard_result(x: vec4<f32>) -> vec4<f32> {
     return select(vec4<f32>(), x, finite);
 }
 
-// dS_ij = scale·P_ij·(dP_ij − D_i), and zero where the query does not see the key, even if D is NaN: P and dP are then both zero.
+// dS_ij without its factors, P_ij·(dP_ij − D_i), and zero where the query does not see the key, even if D is NaN: P and dP are
+// then both zero.
 fn d_s(p: vec4<f32>, d_p: vec4<f32>, delta: f32) -> vec4<f32> {
     let seen = ((bitcast<vec4<u32>>(p) | bitcast<vec4<u32>>(d_p)) & vec4<u32>(0x7fffffffu)) != vec4<u32>();
-    return select(vec4<f32>(), call.scale * p * (d_p - delta), seen);
+    return select(vec4<f32>(), p * (d_p - delta), seen);
 }
 
 // For rows that may belong to pairs that are not seen: there P and dS are zero, and zero times NaN would spoil the sum.
@@ -190,7 +191,6 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     var chunk = 0u;  // its first query of the block
     var tile_at = 0u;  // where the block's scores of these keys begin
     var strip_row = 0u;  // the block's first row, over all the strip's slots
-    var whole = false;  // whether every query of the block sees every one of the keys
     while (h < group) {
         let slot = batch * call.heads + kv_head * group + h;
         if (block >= block_count || slot < call.slot_first || slot >= call.slot_first + call.strip_slots) {
@@ -200,10 +200,10 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
         }
         let hull = hull_of(batch, first_of_strip + block);
         if (i32(first_key) < hull.w && i32(first_key + ROWS) > hull.x) {
-            let scores_tile = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
-            tile_at = ((slot - call.slot_first) * call.strip_tiles + scores_tile) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
-            strip_row = (slot - call.slot_first) * call.strip_rows + block * QUERY_ROWS;
-            whole = i32(first_key) >= hull.y && i32(first_key + ROWS) <= hull.z;
+            let strip_slot = slot - call.slot_first;
+            let before = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
+            tile_at = (strip_slot * call.strip_tiles + before) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
+            strip_row = strip_slot * call.strip_rows + block * QUERY_ROWS;
             break;
         }
         block += call.query_parts;
@@ -248,34 +248,47 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     if (more) {
         var next_p_0: vec4<f32>;
         var next_dp_0: vec4<f32>;
-        var next_terms_0: vec2<f32>;
+        var next_delta_0: f32;
         var next_p_1: vec4<f32>;
         var next_dp_1: vec4<f32>;
-        var next_terms_1: vec2<f32>;
+        var next_delta_1: f32;
+        var next_factor_0: f32;
         var next_q_0: vec4<f32>;
         var next_do_0: vec4<f32>;
+        var next_factor_1: f32;
         var next_q_1: vec4<f32>;
         var next_do_1: vec4<f32>;
-        var stored_whole = false;
-
         var queries = 0u;
         loop {
             if (more) {
+                let first = tile_at + chunk * KEY_VECS;
+                let next_row = strip_row + chunk;
                 let next_query = call.row_first + block * QUERY_ROWS + chunk;
-                stored_whole = whole;
                 {
                     let entry = tid;
-                    let source = tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS;
-                    next_terms_0 = row_terms[strip_row + chunk + entry / ROW_VECS];
-                    next_p_0 = p_tiles[source];
-                    next_dp_0 = d_p_tiles[source];
+                    next_p_0 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
                 }
                 {
                     let entry = tid + THREADS;
-                    let source = tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS;
-                    next_terms_1 = row_terms[strip_row + chunk + entry / ROW_VECS];
-                    next_p_1 = p_tiles[source];
-                    next_dp_1 = d_p_tiles[source];
+                    next_p_1 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                }
+                {
+                    let entry = tid;
+                    next_factor_0 = row_terms[next_row + entry / COL_VECS].x;
+                }
+                {
+                    let entry = tid + THREADS;
+                    next_factor_1 = row_terms[next_row + entry / COL_VECS].x;
+                }
+                {
+                    let entry = tid;
+                    next_dp_0 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                    next_delta_0 = row_terms[next_row + entry / ROW_VECS].y;
+                }
+                {
+                    let entry = tid + THREADS;
+                    next_dp_1 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                    next_delta_1 = row_terms[next_row + entry / ROW_VECS].y;
                 }
                 let q_first = q_start(batch, kv_head * group + h);
                 {
@@ -299,33 +312,23 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             workgroupBarrier();  // the chunk before has been read
             {
                 let entry = tid;
-                let kept = next_p_0;
-                let d_p = next_dp_0;
-                let terms = next_terms_0;
-                let p = kept * terms.x;
-                let ds = d_s(p, d_p, terms.y);
-                tile[entry] = p;
-                tile[DS_TILE + entry] = ds;
+                tile[entry] = next_p_0;
+                tile[DS_TILE + entry] = d_s(next_p_0, next_dp_0, next_delta_0);
             }
             {
                 let entry = tid + THREADS;
-                let kept = next_p_1;
-                let d_p = next_dp_1;
-                let terms = next_terms_1;
-                let p = kept * terms.x;
-                let ds = d_s(p, d_p, terms.y);
-                tile[entry] = p;
-                tile[DS_TILE + entry] = ds;
+                tile[entry] = next_p_1;
+                tile[DS_TILE + entry] = d_s(next_p_1, next_dp_1, next_delta_1);
             }
             {
                 let entry = tid;
-                tile[DO_TILE + entry] = select(finite_or_zero(next_do_0), next_do_0, stored_whole);
-                tile[Q_TILE + entry] = select(finite_or_zero(next_q_0), next_q_0, stored_whole);
+                tile[DO_TILE + entry] = finite_or_zero(next_do_0) * next_factor_0;
+                tile[Q_TILE + entry] = finite_or_zero(next_q_0) * next_factor_0;
             }
             {
                 let entry = tid + THREADS;
-                tile[DO_TILE + entry] = select(finite_or_zero(next_do_1), next_do_1, stored_whole);
-                tile[Q_TILE + entry] = select(finite_or_zero(next_q_1), next_q_1, stored_whole);
+                tile[DO_TILE + entry] = finite_or_zero(next_do_1) * next_factor_1;
+                tile[Q_TILE + entry] = finite_or_zero(next_q_1) * next_factor_1;
             }
             workgroupBarrier();  // the chunk is complete
             // dV_j += P_ij·dO_i
@@ -370,10 +373,10 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                     }
                     let hull = hull_of(batch, first_of_strip + block);
                     if (i32(first_key) < hull.w && i32(first_key + ROWS) > hull.x) {
-                        let scores_tile = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
-                        tile_at = ((slot - call.slot_first) * call.strip_tiles + scores_tile) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
-                        strip_row = (slot - call.slot_first) * call.strip_rows + block * QUERY_ROWS;
-                        whole = i32(first_key) >= hull.y && i32(first_key + ROWS) <= hull.z;
+                        let strip_slot = slot - call.slot_first;
+                        let before = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
+                        tile_at = (strip_slot * call.strip_tiles + before) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
+                        strip_row = strip_slot * call.strip_rows + block * QUERY_ROWS;
                         break;
                     }
                     block += call.query_parts;
@@ -422,90 +425,86 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
         }
     }
 
-    let key_0 = first_key + row * 4u;
-    if (key_0 < call.kv_len) {
-        {
+    {
+        let key_0 = first_key + row * 4u;
+        if (key_0 < call.kv_len) {
             let start = d_k_row_at(part, batch, key_0, kv_head);
-            write_d_k(start, first_channel + col, all_dk_0_0, call.add_k != 0u);
+            write_d_k(start, first_channel + col, all_dk_0_0 * call.scale, call.add_k != 0u);
         }
-        {
+        let key_1 = first_key + row * 4u + 1u;
+        if (key_1 < call.kv_len) {
+            let start = d_k_row_at(part, batch, key_1, kv_head);
+            write_d_k(start, first_channel + col, all_dk_1_0 * call.scale, call.add_k != 0u);
+        }
+        let key_2 = first_key + row * 4u + 2u;
+        if (key_2 < call.kv_len) {
+            let start = d_k_row_at(part, batch, key_2, kv_head);
+            write_d_k(start, first_channel + col, all_dk_2_0 * call.scale, call.add_k != 0u);
+        }
+        let key_3 = first_key + row * 4u + 3u;
+        if (key_3 < call.kv_len) {
+            let start = d_k_row_at(part, batch, key_3, kv_head);
+            write_d_k(start, first_channel + col, all_dk_3_0 * call.scale, call.add_k != 0u);
+        }
+        let key_4 = first_key + (row + ROW_THREADS) * 4u;
+        if (key_4 < call.kv_len) {
+            let start = d_k_row_at(part, batch, key_4, kv_head);
+            write_d_k(start, first_channel + col, all_dk_4_0 * call.scale, call.add_k != 0u);
+        }
+        let key_5 = first_key + (row + ROW_THREADS) * 4u + 1u;
+        if (key_5 < call.kv_len) {
+            let start = d_k_row_at(part, batch, key_5, kv_head);
+            write_d_k(start, first_channel + col, all_dk_5_0 * call.scale, call.add_k != 0u);
+        }
+        let key_6 = first_key + (row + ROW_THREADS) * 4u + 2u;
+        if (key_6 < call.kv_len) {
+            let start = d_k_row_at(part, batch, key_6, kv_head);
+            write_d_k(start, first_channel + col, all_dk_6_0 * call.scale, call.add_k != 0u);
+        }
+        let key_7 = first_key + (row + ROW_THREADS) * 4u + 3u;
+        if (key_7 < call.kv_len) {
+            let start = d_k_row_at(part, batch, key_7, kv_head);
+            write_d_k(start, first_channel + col, all_dk_7_0 * call.scale, call.add_k != 0u);
+        }
+    }
+    {
+        let key_0 = first_key + row * 4u;
+        if (key_0 < call.kv_len) {
             let start = d_v_row_at(part, batch, key_0, kv_head);
             write_d_v(start, first_channel + col, all_dv_0_0, call.add_v != 0u);
         }
-    }
-    let key_1 = first_key + row * 4u + 1u;
-    if (key_1 < call.kv_len) {
-        {
-            let start = d_k_row_at(part, batch, key_1, kv_head);
-            write_d_k(start, first_channel + col, all_dk_1_0, call.add_k != 0u);
-        }
-        {
+        let key_1 = first_key + row * 4u + 1u;
+        if (key_1 < call.kv_len) {
             let start = d_v_row_at(part, batch, key_1, kv_head);
             write_d_v(start, first_channel + col, all_dv_1_0, call.add_v != 0u);
         }
-    }
-    let key_2 = first_key + row * 4u + 2u;
-    if (key_2 < call.kv_len) {
-        {
-            let start = d_k_row_at(part, batch, key_2, kv_head);
-            write_d_k(start, first_channel + col, all_dk_2_0, call.add_k != 0u);
-        }
-        {
+        let key_2 = first_key + row * 4u + 2u;
+        if (key_2 < call.kv_len) {
             let start = d_v_row_at(part, batch, key_2, kv_head);
             write_d_v(start, first_channel + col, all_dv_2_0, call.add_v != 0u);
         }
-    }
-    let key_3 = first_key + row * 4u + 3u;
-    if (key_3 < call.kv_len) {
-        {
-            let start = d_k_row_at(part, batch, key_3, kv_head);
-            write_d_k(start, first_channel + col, all_dk_3_0, call.add_k != 0u);
-        }
-        {
+        let key_3 = first_key + row * 4u + 3u;
+        if (key_3 < call.kv_len) {
             let start = d_v_row_at(part, batch, key_3, kv_head);
             write_d_v(start, first_channel + col, all_dv_3_0, call.add_v != 0u);
         }
-    }
-    let key_4 = first_key + (row + ROW_THREADS) * 4u;
-    if (key_4 < call.kv_len) {
-        {
-            let start = d_k_row_at(part, batch, key_4, kv_head);
-            write_d_k(start, first_channel + col, all_dk_4_0, call.add_k != 0u);
-        }
-        {
+        let key_4 = first_key + (row + ROW_THREADS) * 4u;
+        if (key_4 < call.kv_len) {
             let start = d_v_row_at(part, batch, key_4, kv_head);
             write_d_v(start, first_channel + col, all_dv_4_0, call.add_v != 0u);
         }
-    }
-    let key_5 = first_key + (row + ROW_THREADS) * 4u + 1u;
-    if (key_5 < call.kv_len) {
-        {
-            let start = d_k_row_at(part, batch, key_5, kv_head);
-            write_d_k(start, first_channel + col, all_dk_5_0, call.add_k != 0u);
-        }
-        {
+        let key_5 = first_key + (row + ROW_THREADS) * 4u + 1u;
+        if (key_5 < call.kv_len) {
             let start = d_v_row_at(part, batch, key_5, kv_head);
             write_d_v(start, first_channel + col, all_dv_5_0, call.add_v != 0u);
         }
-    }
-    let key_6 = first_key + (row + ROW_THREADS) * 4u + 2u;
-    if (key_6 < call.kv_len) {
-        {
-            let start = d_k_row_at(part, batch, key_6, kv_head);
-            write_d_k(start, first_channel + col, all_dk_6_0, call.add_k != 0u);
-        }
-        {
+        let key_6 = first_key + (row + ROW_THREADS) * 4u + 2u;
+        if (key_6 < call.kv_len) {
             let start = d_v_row_at(part, batch, key_6, kv_head);
             write_d_v(start, first_channel + col, all_dv_6_0, call.add_v != 0u);
         }
-    }
-    let key_7 = first_key + (row + ROW_THREADS) * 4u + 3u;
-    if (key_7 < call.kv_len) {
-        {
-            let start = d_k_row_at(part, batch, key_7, kv_head);
-            write_d_k(start, first_channel + col, all_dk_7_0, call.add_k != 0u);
-        }
-        {
+        let key_7 = first_key + (row + ROW_THREADS) * 4u + 3u;
+        if (key_7 < call.kv_len) {
             let start = d_v_row_at(part, batch, key_7, kv_head);
             write_d_v(start, first_channel + col, all_dv_7_0, call.add_v != 0u);
         }

@@ -13,7 +13,7 @@ const ROWS: u32 = 64u;  // queries
 const COLS: u32 = 64u;  // channels
 const COL_VECS: u32 = COLS / 4u;  // vec4 elements of a staged row of K
 const ROW_THREADS: u32 = 8u;  // threads that share a channel
-const COL_THREADS: u32 = 16u;  // and a query
+const COL_THREADS: u32 = 16u;  // threads that share a query
 const THREADS: u32 = 128u;
 const CHUNK: u32 = 32u;  // keys
 const ROW_VECS: u32 = CHUNK / 4u;  // vec4 elements of a staged row of dS
@@ -22,7 +22,6 @@ const COL_TILE: u32 = ROWS * ROW_STRIDE;  // where in a chunk the rows of K begi
 const QUERY_ROWS: u32 = 64u;  // queries of a block of scores
 const KEY_COLS: u32 = 64u;  // and its keys
 const KEY_VECS: u32 = KEY_COLS / 4u;
-const SUM_KEYS: u32 = 256u;  // keys in one chain of additions
 override HEAD_DIM: u32;  // channels, a multiple of 4
 
 // Where a tensor's rows lie, in numbers of 4 bytes: the first one, and how far apart batch entries, positions and heads are
@@ -71,10 +70,11 @@ fn guard_result(x: vec4<f32>) -> vec4<f32> {
     return select(vec4<f32>(), x, finite);
 }
 
-// dS_ij = scale·P_ij·(dP_ij − D_i), and zero where the query does not see the key, even if D is NaN: P and dP are then both zero.
+// dS_ij without its factors, P_ij·(dP_ij − D_i), and zero where the query does not see the key, even if D is NaN: P and dP are
+// then both zero.
 fn d_s(p: vec4<f32>, d_p: vec4<f32>, delta: f32) -> vec4<f32> {
     let seen = ((bitcast<vec4<u32>>(p) | bitcast<vec4<u32>>(d_p)) & vec4<u32>(0x7fffffffu)) != vec4<u32>();
-    return select(vec4<f32>(), call.scale * p * (d_p - delta), seen);
+    return select(vec4<f32>(), p * (d_p - delta), seen);
 }
 
 // For rows that may belong to pairs that are not seen: there P and dS are zero, and zero times NaN would spoil the sum.
@@ -152,14 +152,6 @@ fn attention_dq(
     // This thread's queries are row, row + ROW_THREADS, …, its channels the fours col, col + COL_THREADS, …
     let row = tid / 32u / (COL_THREADS / 8u) * 4u + tid % 32u / 8u;
     let col = tid / 32u % (COL_THREADS / 8u) * 8u + tid % 8u;
-    var all_dq_0_0 = vec4<f32>();
-    var all_dq_1_0 = vec4<f32>();
-    var all_dq_2_0 = vec4<f32>();
-    var all_dq_3_0 = vec4<f32>();
-    var all_dq_4_0 = vec4<f32>();
-    var all_dq_5_0 = vec4<f32>();
-    var all_dq_6_0 = vec4<f32>();
-    var all_dq_7_0 = vec4<f32>();
     var dq_0_0 = vec4<f32>();
     var dq_1_0 = vec4<f32>();
     var dq_2_0 = vec4<f32>();
@@ -183,16 +175,16 @@ fn attention_dq(
         var stored_key = begin;
         var next_p_0: vec4<f32>;
         var next_dp_0: vec4<f32>;
-        let terms_0 = row_terms[first_row + min(tid, ROWS * ROW_VECS - 1u) / ROW_VECS];
+        let delta_0 = row_terms[first_row + tid / ROW_VECS].y;
         var next_p_1: vec4<f32>;
         var next_dp_1: vec4<f32>;
-        let terms_1 = row_terms[first_row + min(tid + THREADS, ROWS * ROW_VECS - 1u) / ROW_VECS];
+        let delta_1 = row_terms[first_row + (tid + THREADS) / ROW_VECS].y;
         var next_p_2: vec4<f32>;
         var next_dp_2: vec4<f32>;
-        let terms_2 = row_terms[first_row + min(tid + 2u * THREADS, ROWS * ROW_VECS - 1u) / ROW_VECS];
+        let delta_2 = row_terms[first_row + (tid + 2u * THREADS) / ROW_VECS].y;
         var next_p_3: vec4<f32>;
         var next_dp_3: vec4<f32>;
-        let terms_3 = row_terms[first_row + min(tid + 3u * THREADS, ROWS * ROW_VECS - 1u) / ROW_VECS];
+        let delta_3 = row_terms[first_row + (tid + 3u * THREADS) / ROW_VECS].y;
         var next_k_0: vec4<f32>;
         var next_k_1: vec4<f32>;
         var next_k_2: vec4<f32>;
@@ -240,59 +232,71 @@ fn attention_dq(
         }
         for (var key = begin; key < end; key += CHUNK) {
             workgroupBarrier();  // the chunk before has been read
-            {
+            if (i32(stored_key) >= hull.y && i32(stored_key + CHUNK) <= hull.z) {  // every query sees every key of the chunk
                 {
                     let entry = tid;
-                    let kept = next_p_0;
-                    let d_p = next_dp_0;
-                    let terms = terms_0;
-                    let p = kept * terms.x;
-                    let ds = d_s(p, d_p, terms.y);
-                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = ds;
+                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = next_p_0 * (next_dp_0 - delta_0);
                 }
                 {
                     let entry = tid + THREADS;
-                    let kept = next_p_1;
-                    let d_p = next_dp_1;
-                    let terms = terms_1;
-                    let p = kept * terms.x;
-                    let ds = d_s(p, d_p, terms.y);
-                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = ds;
+                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = next_p_1 * (next_dp_1 - delta_1);
                 }
                 {
                     let entry = tid + 2u * THREADS;
-                    let kept = next_p_2;
-                    let d_p = next_dp_2;
-                    let terms = terms_2;
-                    let p = kept * terms.x;
-                    let ds = d_s(p, d_p, terms.y);
-                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = ds;
+                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = next_p_2 * (next_dp_2 - delta_2);
                 }
                 {
                     let entry = tid + 3u * THREADS;
-                    let kept = next_p_3;
-                    let d_p = next_dp_3;
-                    let terms = terms_3;
-                    let p = kept * terms.x;
-                    let ds = d_s(p, d_p, terms.y);
-                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = ds;
+                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = next_p_3 * (next_dp_3 - delta_3);
                 }
-                let whole = i32(stored_key) >= hull.y && i32(stored_key + CHUNK) <= hull.z;  // every query sees every key of the chunk
                 {
                     let entry = tid;
-                    tile[COL_TILE + entry] = select(finite_or_zero(next_k_0), next_k_0, whole);
+                    tile[COL_TILE + entry] = next_k_0;
                 }
                 {
                     let entry = tid + THREADS;
-                    tile[COL_TILE + entry] = select(finite_or_zero(next_k_1), next_k_1, whole);
+                    tile[COL_TILE + entry] = next_k_1;
                 }
                 {
                     let entry = tid + 2u * THREADS;
-                    tile[COL_TILE + entry] = select(finite_or_zero(next_k_2), next_k_2, whole);
+                    tile[COL_TILE + entry] = next_k_2;
                 }
                 {
                     let entry = tid + 3u * THREADS;
-                    tile[COL_TILE + entry] = select(finite_or_zero(next_k_3), next_k_3, whole);
+                    tile[COL_TILE + entry] = next_k_3;
+                }
+            } else {
+                {
+                    let entry = tid;
+                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = d_s(next_p_0, next_dp_0, delta_0);
+                }
+                {
+                    let entry = tid + THREADS;
+                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = d_s(next_p_1, next_dp_1, delta_1);
+                }
+                {
+                    let entry = tid + 2u * THREADS;
+                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = d_s(next_p_2, next_dp_2, delta_2);
+                }
+                {
+                    let entry = tid + 3u * THREADS;
+                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = d_s(next_p_3, next_dp_3, delta_3);
+                }
+                {
+                    let entry = tid;
+                    tile[COL_TILE + entry] = finite_or_zero(next_k_0);
+                }
+                {
+                    let entry = tid + THREADS;
+                    tile[COL_TILE + entry] = finite_or_zero(next_k_1);
+                }
+                {
+                    let entry = tid + 2u * THREADS;
+                    tile[COL_TILE + entry] = finite_or_zero(next_k_2);
+                }
+                {
+                    let entry = tid + 3u * THREADS;
+                    tile[COL_TILE + entry] = finite_or_zero(next_k_3);
                 }
             }
             if (next_key + CHUNK < end) {
@@ -773,67 +777,55 @@ fn attention_dq(
                     dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
-
-            // A long sum goes in stretches of SUM_KEYS keys: one chain of additions would lose accuracy.
-            if ((key + CHUNK) % SUM_KEYS == 0u || key + CHUNK >= end) {
-                all_dq_0_0 += dq_0_0;
-                dq_0_0 = vec4<f32>();
-                all_dq_1_0 += dq_1_0;
-                dq_1_0 = vec4<f32>();
-                all_dq_2_0 += dq_2_0;
-                dq_2_0 = vec4<f32>();
-                all_dq_3_0 += dq_3_0;
-                dq_3_0 = vec4<f32>();
-                all_dq_4_0 += dq_4_0;
-                dq_4_0 = vec4<f32>();
-                all_dq_5_0 += dq_5_0;
-                dq_5_0 = vec4<f32>();
-                all_dq_6_0 += dq_6_0;
-                dq_6_0 = vec4<f32>();
-                all_dq_7_0 += dq_7_0;
-                dq_7_0 = vec4<f32>();
-            }
         }
     }
 
     let query_0 = first_query + row;
     if (query_0 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_0, head);
-        write_d_q(d_q_row, first_channel + col, all_dq_0_0, call.add_q != 0u);
+        let factor = call.scale * row_terms[first_row + row].x;  // dS lacks it
+        write_d_q(d_q_row, first_channel + col, dq_0_0 * factor, call.add_q != 0u);
     }
     let query_1 = first_query + row + ROW_THREADS;
     if (query_1 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_1, head);
-        write_d_q(d_q_row, first_channel + col, all_dq_1_0, call.add_q != 0u);
+        let factor = call.scale * row_terms[first_row + row + ROW_THREADS].x;  // dS lacks it
+        write_d_q(d_q_row, first_channel + col, dq_1_0 * factor, call.add_q != 0u);
     }
     let query_2 = first_query + row + 2u * ROW_THREADS;
     if (query_2 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_2, head);
-        write_d_q(d_q_row, first_channel + col, all_dq_2_0, call.add_q != 0u);
+        let factor = call.scale * row_terms[first_row + row + 2u * ROW_THREADS].x;  // dS lacks it
+        write_d_q(d_q_row, first_channel + col, dq_2_0 * factor, call.add_q != 0u);
     }
     let query_3 = first_query + row + 3u * ROW_THREADS;
     if (query_3 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_3, head);
-        write_d_q(d_q_row, first_channel + col, all_dq_3_0, call.add_q != 0u);
+        let factor = call.scale * row_terms[first_row + row + 3u * ROW_THREADS].x;  // dS lacks it
+        write_d_q(d_q_row, first_channel + col, dq_3_0 * factor, call.add_q != 0u);
     }
     let query_4 = first_query + row + 4u * ROW_THREADS;
     if (query_4 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_4, head);
-        write_d_q(d_q_row, first_channel + col, all_dq_4_0, call.add_q != 0u);
+        let factor = call.scale * row_terms[first_row + row + 4u * ROW_THREADS].x;  // dS lacks it
+        write_d_q(d_q_row, first_channel + col, dq_4_0 * factor, call.add_q != 0u);
     }
     let query_5 = first_query + row + 5u * ROW_THREADS;
     if (query_5 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_5, head);
-        write_d_q(d_q_row, first_channel + col, all_dq_5_0, call.add_q != 0u);
+        let factor = call.scale * row_terms[first_row + row + 5u * ROW_THREADS].x;  // dS lacks it
+        write_d_q(d_q_row, first_channel + col, dq_5_0 * factor, call.add_q != 0u);
     }
     let query_6 = first_query + row + 6u * ROW_THREADS;
     if (query_6 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_6, head);
-        write_d_q(d_q_row, first_channel + col, all_dq_6_0, call.add_q != 0u);
+        let factor = call.scale * row_terms[first_row + row + 6u * ROW_THREADS].x;  // dS lacks it
+        write_d_q(d_q_row, first_channel + col, dq_6_0 * factor, call.add_q != 0u);
     }
     let query_7 = first_query + row + 7u * ROW_THREADS;
     if (query_7 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_7, head);
-        write_d_q(d_q_row, first_channel + col, all_dq_7_0, call.add_q != 0u);
+        let factor = call.scale * row_terms[first_row + row + 7u * ROW_THREADS].x;  // dS lacks it
+        write_d_q(d_q_row, first_channel + col, dq_7_0 * factor, call.add_q != 0u);
     }
 }

@@ -7,7 +7,8 @@
 //
 // One workgroup owns block wg.x of batch entry wg.z, a thread for each query. The buffer holds the intervals,
 // [batch, query], then the hulls, [batch, block]: (least lo, greatest lo), (least hi, greatest hi), then for each block the number
-// of tiles of call.key_cols keys that the blocks before it have room for. An empty interval is (2³⁰, 0): it widens no hull, and no block that holds one counts as wholly visible.
+// of tiles of call.key_cols keys that the blocks before it have room for.
+// An empty interval is (2³⁰, 0): it widens no hull, and no block that holds one counts as wholly visible.
 // What slots, strips, spans, hulls and parts are, and the whole algorithm: templates/tiled/README.md
 
 const ROWS: u32 = 64u;

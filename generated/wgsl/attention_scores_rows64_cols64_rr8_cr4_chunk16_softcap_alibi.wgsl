@@ -18,7 +18,7 @@ const ROW_VECS: u32 = ROWS / 4u;  // vec4 elements of a staged channel of Q or d
 const COL_VECS: u32 = COLS / 4u;  // and of K or V
 const THREADS: u32 = 128u;
 const ROW_THREADS: u32 = 8u;  // threads that share a key
-const COL_THREADS: u32 = 16u;  // and a query
+const COL_THREADS: u32 = 16u;  // threads that share a query
 const CHUNK: u32 = 16u;  // channels
 const COL_TILE: u32 = CHUNK * ROW_VECS;  // where in a chunk the keys' channels begin
 const TILE_ROWS: u32 = 128u;  // positions of a packed tile
@@ -119,6 +119,14 @@ fn key_start(tile: u32, key: u32, channels: u32) -> u32 {
     return (tile + key / TILE_ROWS) * channels * TILE_VECS + key % TILE_ROWS / 4u;
 }
 
+// The keys that a query sees, none past the last query
+fn seen_by(batch: u32, query: u32) -> vec2<i32> {
+    if (query >= call.q_len) {
+        return vec2<i32>();
+    }
+    return intervals[batch * call.q_len + query];
+}
+
 // Σ P and Σ P·dP over four keys
 fn sums_of(p: vec4<f32>, dp: vec4<f32>) -> vec2<f32> {
     let product = p * dp;
@@ -134,7 +142,7 @@ fn attention_scores(
     let slot = call.slot_first + workgroup.z;
     let batch = slot / call.heads;
     let head = slot % call.heads;
-    let kv_slot = batch * call.kv_heads + head / (call.heads / call.kv_heads);
+    let group = call.heads / call.kv_heads;
     let block_row = (workgroups.y - 1u - workgroup.y) * ROWS;  // the block's first row of the strip
     let first_query = call.row_first + block_row;
     if (first_query >= call.q_len) {
@@ -145,11 +153,10 @@ fn attention_scores(
     let hull = hull_of(batch, first_query / ROWS);
     let base = base_of(hull);
     let begin = base + workgroup.x * COLS;
-    let end = min(begin + COLS, u32(hull.w));
+    let end = u32(hull.w);
     if (hull.x >= hull.w || begin >= end) {
         return;
     }
-    let last_key = begin + (end - 1u - begin) / COLS * COLS;  // the first key of the span's last block
 
     // This thread's queries are the fours row, row + ROW_THREADS, …, its keys the fours col, col + COL_THREADS, …
     let row = tid / 32u / (COL_THREADS / 8u) * 4u + tid % 32u / 8u;
@@ -187,21 +194,20 @@ fn attention_scores(
     // Where the packed tiles of the block's queries and of the slot's keys begin
     let chunks = call.channels / CHUNK;
     let v_chunks = call.v_channels / CHUNK;
-    let query_tile = (slot * tiles_of(call.q_len) + first_query / TILE_ROWS) * TILE_VECS;
+    let query_tile = (workgroup.z * tiles_of(call.q_len) + first_query / TILE_ROWS) * TILE_VECS;
     let query_four = first_query % TILE_ROWS / 4u;
     let q_first = query_tile * call.channels + query_four;
     let d_o_first = call.d_o_tiles + query_tile * call.v_channels + query_four;
-    let key_tile = kv_slot * tiles_of(call.kv_len);
-    var next_key = begin;
+    let key_tile = (slot / group - call.slot_first / group) * tiles_of(call.kv_len);
     var next_chunk = 0u;
     var query_at = q_first;
-    var key_at = key_start(key_tile, next_key, call.channels);
+    var key_at = key_start(key_tile, begin, call.channels);
     var next_a_0: vec4<f32>;
     var next_a_1: vec4<f32>;
     var next_b_0: vec4<f32>;
     var next_b_1: vec4<f32>;
-
-    for (var first_key = begin; first_key < end; first_key += COLS) {
+    let first_key = begin;
+    {
         // S_ij = Q_i·K_j
         var s_0_0 = vec4<f32>();
         var s_1_0 = vec4<f32>();
@@ -262,43 +268,83 @@ fn attention_scores(
             next_chunk += 1u;
             if (next_chunk == chunks) {
                 query_at = d_o_first;
-                key_at = call.v_tiles + key_start(key_tile, next_key, call.v_channels);
-            } else if (next_chunk == chunks + v_chunks) {
-                next_chunk = 0u;
-                next_key = min(next_key + COLS, last_key);
-                query_at = q_first;
-                key_at = key_start(key_tile, next_key, call.channels);
-            } else {
+                key_at = call.v_tiles + key_start(key_tile, begin, call.v_channels);
+            } else if (next_chunk < chunks + v_chunks) {
                 query_at += CHUNK * TILE_VECS;
                 key_at += CHUNK * TILE_VECS;
             }
         }
 
         // P_ij = exp(S_ij − LSE_i)
-        let bias_0_0 = slope * abs(f32(distance_first + 0 - i32(first_key) - 0) - vec4<f32>(0.0, 1.0, 2.0, 3.0));
+        let whole = i32(first_key) >= hull.y && i32(first_key + COLS) <= hull.z;  // every query sees every key
+        let tile_first = (out + (first_key - base) / COLS) * (ROWS * COL_VECS) + col;
+        let bias_0_0 = slope * abs(f32(distance_first - i32(first_key)) - vec4<f32>(0.0, 1.0, 2.0, 3.0));
         var t_0_0 = capped(s_0_0 * call.scale);
         var p_0_0 = capped_probabilities(t_0_0, bias_0_0, lse_0);
-        let bias_1_0 = slope * abs(f32(distance_first + 1 - i32(first_key) - 0) - vec4<f32>(0.0, 1.0, 2.0, 3.0));
+        let bias_1_0 = slope * abs(f32(distance_first + 1 - i32(first_key)) - vec4<f32>(0.0, 1.0, 2.0, 3.0));
         var t_1_0 = capped(s_1_0 * call.scale);
         var p_1_0 = capped_probabilities(t_1_0, bias_1_0, lse_1);
-        let bias_2_0 = slope * abs(f32(distance_first + 2 - i32(first_key) - 0) - vec4<f32>(0.0, 1.0, 2.0, 3.0));
+        let bias_2_0 = slope * abs(f32(distance_first + 2 - i32(first_key)) - vec4<f32>(0.0, 1.0, 2.0, 3.0));
         var t_2_0 = capped(s_2_0 * call.scale);
         var p_2_0 = capped_probabilities(t_2_0, bias_2_0, lse_2);
-        let bias_3_0 = slope * abs(f32(distance_first + 3 - i32(first_key) - 0) - vec4<f32>(0.0, 1.0, 2.0, 3.0));
+        let bias_3_0 = slope * abs(f32(distance_first + 3 - i32(first_key)) - vec4<f32>(0.0, 1.0, 2.0, 3.0));
         var t_3_0 = capped(s_3_0 * call.scale);
         var p_3_0 = capped_probabilities(t_3_0, bias_3_0, lse_3);
-        let bias_4_0 = slope * abs(f32(distance_first + 32 - i32(first_key) - 0) - vec4<f32>(0.0, 1.0, 2.0, 3.0));
+        let bias_4_0 = slope * abs(f32(distance_first + 32 - i32(first_key)) - vec4<f32>(0.0, 1.0, 2.0, 3.0));
         var t_4_0 = capped(s_4_0 * call.scale);
         var p_4_0 = capped_probabilities(t_4_0, bias_4_0, lse_4);
-        let bias_5_0 = slope * abs(f32(distance_first + 33 - i32(first_key) - 0) - vec4<f32>(0.0, 1.0, 2.0, 3.0));
+        let bias_5_0 = slope * abs(f32(distance_first + 33 - i32(first_key)) - vec4<f32>(0.0, 1.0, 2.0, 3.0));
         var t_5_0 = capped(s_5_0 * call.scale);
         var p_5_0 = capped_probabilities(t_5_0, bias_5_0, lse_5);
-        let bias_6_0 = slope * abs(f32(distance_first + 34 - i32(first_key) - 0) - vec4<f32>(0.0, 1.0, 2.0, 3.0));
+        let bias_6_0 = slope * abs(f32(distance_first + 34 - i32(first_key)) - vec4<f32>(0.0, 1.0, 2.0, 3.0));
         var t_6_0 = capped(s_6_0 * call.scale);
         var p_6_0 = capped_probabilities(t_6_0, bias_6_0, lse_6);
-        let bias_7_0 = slope * abs(f32(distance_first + 35 - i32(first_key) - 0) - vec4<f32>(0.0, 1.0, 2.0, 3.0));
+        let bias_7_0 = slope * abs(f32(distance_first + 35 - i32(first_key)) - vec4<f32>(0.0, 1.0, 2.0, 3.0));
         var t_7_0 = capped(s_7_0 * call.scale);
         var p_7_0 = capped_probabilities(t_7_0, bias_7_0, lse_7);
+        if (!whole) {
+            let keys_0 = i32(first_key + (col) * 4u) + vec4<i32>(0, 1, 2, 3);
+            let seen_0 = seen_by(batch, first_query + row * 4u);
+            let visible_0_0 = (keys_0 >= vec4<i32>(seen_0.x)) & (keys_0 < vec4<i32>(seen_0.y));
+            p_0_0 = select(vec4<f32>(), p_0_0, visible_0_0);
+            t_0_0 = select(vec4<f32>(UNSEEN), t_0_0, visible_0_0);
+            let seen_1 = seen_by(batch, first_query + row * 4u + 1u);
+            let visible_1_0 = (keys_0 >= vec4<i32>(seen_1.x)) & (keys_0 < vec4<i32>(seen_1.y));
+            p_1_0 = select(vec4<f32>(), p_1_0, visible_1_0);
+            t_1_0 = select(vec4<f32>(UNSEEN), t_1_0, visible_1_0);
+            let seen_2 = seen_by(batch, first_query + row * 4u + 2u);
+            let visible_2_0 = (keys_0 >= vec4<i32>(seen_2.x)) & (keys_0 < vec4<i32>(seen_2.y));
+            p_2_0 = select(vec4<f32>(), p_2_0, visible_2_0);
+            t_2_0 = select(vec4<f32>(UNSEEN), t_2_0, visible_2_0);
+            let seen_3 = seen_by(batch, first_query + row * 4u + 3u);
+            let visible_3_0 = (keys_0 >= vec4<i32>(seen_3.x)) & (keys_0 < vec4<i32>(seen_3.y));
+            p_3_0 = select(vec4<f32>(), p_3_0, visible_3_0);
+            t_3_0 = select(vec4<f32>(UNSEEN), t_3_0, visible_3_0);
+            let seen_4 = seen_by(batch, first_query + (row + ROW_THREADS) * 4u);
+            let visible_4_0 = (keys_0 >= vec4<i32>(seen_4.x)) & (keys_0 < vec4<i32>(seen_4.y));
+            p_4_0 = select(vec4<f32>(), p_4_0, visible_4_0);
+            t_4_0 = select(vec4<f32>(UNSEEN), t_4_0, visible_4_0);
+            let seen_5 = seen_by(batch, first_query + (row + ROW_THREADS) * 4u + 1u);
+            let visible_5_0 = (keys_0 >= vec4<i32>(seen_5.x)) & (keys_0 < vec4<i32>(seen_5.y));
+            p_5_0 = select(vec4<f32>(), p_5_0, visible_5_0);
+            t_5_0 = select(vec4<f32>(UNSEEN), t_5_0, visible_5_0);
+            let seen_6 = seen_by(batch, first_query + (row + ROW_THREADS) * 4u + 2u);
+            let visible_6_0 = (keys_0 >= vec4<i32>(seen_6.x)) & (keys_0 < vec4<i32>(seen_6.y));
+            p_6_0 = select(vec4<f32>(), p_6_0, visible_6_0);
+            t_6_0 = select(vec4<f32>(UNSEEN), t_6_0, visible_6_0);
+            let seen_7 = seen_by(batch, first_query + (row + ROW_THREADS) * 4u + 3u);
+            let visible_7_0 = (keys_0 >= vec4<i32>(seen_7.x)) & (keys_0 < vec4<i32>(seen_7.y));
+            p_7_0 = select(vec4<f32>(), p_7_0, visible_7_0);
+            t_7_0 = select(vec4<f32>(UNSEEN), t_7_0, visible_7_0);
+        }
+        p_tiles[tile_first + (row * 4u) * COL_VECS] = t_0_0;
+        p_tiles[tile_first + (row * 4u + 1u) * COL_VECS] = t_1_0;
+        p_tiles[tile_first + (row * 4u + 2u) * COL_VECS] = t_2_0;
+        p_tiles[tile_first + (row * 4u + 3u) * COL_VECS] = t_3_0;
+        p_tiles[tile_first + ((row + ROW_THREADS) * 4u) * COL_VECS] = t_4_0;
+        p_tiles[tile_first + ((row + ROW_THREADS) * 4u + 1u) * COL_VECS] = t_5_0;
+        p_tiles[tile_first + ((row + ROW_THREADS) * 4u + 2u) * COL_VECS] = t_6_0;
+        p_tiles[tile_first + ((row + ROW_THREADS) * 4u + 3u) * COL_VECS] = t_7_0;
 
         // dP_ij = dO_i·V_j
         var dp_0_0 = vec4<f32>();
@@ -360,111 +406,55 @@ fn attention_scores(
             next_chunk += 1u;
             if (next_chunk == chunks) {
                 query_at = d_o_first;
-                key_at = call.v_tiles + key_start(key_tile, next_key, call.v_channels);
-            } else if (next_chunk == chunks + v_chunks) {
-                next_chunk = 0u;
-                next_key = min(next_key + COLS, last_key);
-                query_at = q_first;
-                key_at = key_start(key_tile, next_key, call.channels);
-            } else {
+                key_at = call.v_tiles + key_start(key_tile, begin, call.v_channels);
+            } else if (next_chunk < chunks + v_chunks) {
                 query_at += CHUNK * TILE_VECS;
                 key_at += CHUNK * TILE_VECS;
             }
         }
-
-        // A block that is wholly visible needs no comparison.
-        if (i32(first_key) < hull.y || i32(first_key + COLS) > hull.z) {
-            let keys_0 = vec4<i32>(i32(first_key + (col) * 4u)) + vec4<i32>(0, 1, 2, 3);
-            let seen_0 = select(vec2<i32>(), intervals[batch * call.q_len + query_0], first_query + row * 4u < call.q_len);
+        if (!whole) {
+            let keys_0 = i32(first_key + (col) * 4u) + vec4<i32>(0, 1, 2, 3);
+            let seen_0 = seen_by(batch, first_query + row * 4u);
             let visible_0_0 = (keys_0 >= vec4<i32>(seen_0.x)) & (keys_0 < vec4<i32>(seen_0.y));
-            p_0_0 = select(vec4<f32>(), p_0_0, visible_0_0);
-            t_0_0 = select(vec4<f32>(UNSEEN), t_0_0, visible_0_0);
             dp_0_0 = select(vec4<f32>(), dp_0_0, visible_0_0);
-            let seen_1 = select(vec2<i32>(), intervals[batch * call.q_len + query_1], first_query + row * 4u + 1u < call.q_len);
+            let seen_1 = seen_by(batch, first_query + row * 4u + 1u);
             let visible_1_0 = (keys_0 >= vec4<i32>(seen_1.x)) & (keys_0 < vec4<i32>(seen_1.y));
-            p_1_0 = select(vec4<f32>(), p_1_0, visible_1_0);
-            t_1_0 = select(vec4<f32>(UNSEEN), t_1_0, visible_1_0);
             dp_1_0 = select(vec4<f32>(), dp_1_0, visible_1_0);
-            let seen_2 = select(vec2<i32>(), intervals[batch * call.q_len + query_2], first_query + row * 4u + 2u < call.q_len);
+            let seen_2 = seen_by(batch, first_query + row * 4u + 2u);
             let visible_2_0 = (keys_0 >= vec4<i32>(seen_2.x)) & (keys_0 < vec4<i32>(seen_2.y));
-            p_2_0 = select(vec4<f32>(), p_2_0, visible_2_0);
-            t_2_0 = select(vec4<f32>(UNSEEN), t_2_0, visible_2_0);
             dp_2_0 = select(vec4<f32>(), dp_2_0, visible_2_0);
-            let seen_3 = select(vec2<i32>(), intervals[batch * call.q_len + query_3], first_query + row * 4u + 3u < call.q_len);
+            let seen_3 = seen_by(batch, first_query + row * 4u + 3u);
             let visible_3_0 = (keys_0 >= vec4<i32>(seen_3.x)) & (keys_0 < vec4<i32>(seen_3.y));
-            p_3_0 = select(vec4<f32>(), p_3_0, visible_3_0);
-            t_3_0 = select(vec4<f32>(UNSEEN), t_3_0, visible_3_0);
             dp_3_0 = select(vec4<f32>(), dp_3_0, visible_3_0);
-            let seen_4 = select(vec2<i32>(), intervals[batch * call.q_len + query_4], first_query + (row + ROW_THREADS) * 4u < call.q_len);
+            let seen_4 = seen_by(batch, first_query + (row + ROW_THREADS) * 4u);
             let visible_4_0 = (keys_0 >= vec4<i32>(seen_4.x)) & (keys_0 < vec4<i32>(seen_4.y));
-            p_4_0 = select(vec4<f32>(), p_4_0, visible_4_0);
-            t_4_0 = select(vec4<f32>(UNSEEN), t_4_0, visible_4_0);
             dp_4_0 = select(vec4<f32>(), dp_4_0, visible_4_0);
-            let seen_5 = select(vec2<i32>(), intervals[batch * call.q_len + query_5], first_query + (row + ROW_THREADS) * 4u + 1u < call.q_len);
+            let seen_5 = seen_by(batch, first_query + (row + ROW_THREADS) * 4u + 1u);
             let visible_5_0 = (keys_0 >= vec4<i32>(seen_5.x)) & (keys_0 < vec4<i32>(seen_5.y));
-            p_5_0 = select(vec4<f32>(), p_5_0, visible_5_0);
-            t_5_0 = select(vec4<f32>(UNSEEN), t_5_0, visible_5_0);
             dp_5_0 = select(vec4<f32>(), dp_5_0, visible_5_0);
-            let seen_6 = select(vec2<i32>(), intervals[batch * call.q_len + query_6], first_query + (row + ROW_THREADS) * 4u + 2u < call.q_len);
+            let seen_6 = seen_by(batch, first_query + (row + ROW_THREADS) * 4u + 2u);
             let visible_6_0 = (keys_0 >= vec4<i32>(seen_6.x)) & (keys_0 < vec4<i32>(seen_6.y));
-            p_6_0 = select(vec4<f32>(), p_6_0, visible_6_0);
-            t_6_0 = select(vec4<f32>(UNSEEN), t_6_0, visible_6_0);
             dp_6_0 = select(vec4<f32>(), dp_6_0, visible_6_0);
-            let seen_7 = select(vec2<i32>(), intervals[batch * call.q_len + query_7], first_query + (row + ROW_THREADS) * 4u + 3u < call.q_len);
+            let seen_7 = seen_by(batch, first_query + (row + ROW_THREADS) * 4u + 3u);
             let visible_7_0 = (keys_0 >= vec4<i32>(seen_7.x)) & (keys_0 < vec4<i32>(seen_7.y));
-            p_7_0 = select(vec4<f32>(), p_7_0, visible_7_0);
-            t_7_0 = select(vec4<f32>(UNSEEN), t_7_0, visible_7_0);
             dp_7_0 = select(vec4<f32>(), dp_7_0, visible_7_0);
         }
-        let tile_first = (out + (first_key - base) / COLS) * (ROWS * COL_VECS);
-        {
-            let at = tile_first + (row * 4u) * COL_VECS + col;
-            p_tiles[at] = t_0_0;
-            d_p_tiles[at] = dp_0_0;
-            sum_0 += sums_of(p_0_0, dp_0_0);
-        }
-        {
-            let at = tile_first + (row * 4u + 1u) * COL_VECS + col;
-            p_tiles[at] = t_1_0;
-            d_p_tiles[at] = dp_1_0;
-            sum_1 += sums_of(p_1_0, dp_1_0);
-        }
-        {
-            let at = tile_first + (row * 4u + 2u) * COL_VECS + col;
-            p_tiles[at] = t_2_0;
-            d_p_tiles[at] = dp_2_0;
-            sum_2 += sums_of(p_2_0, dp_2_0);
-        }
-        {
-            let at = tile_first + (row * 4u + 3u) * COL_VECS + col;
-            p_tiles[at] = t_3_0;
-            d_p_tiles[at] = dp_3_0;
-            sum_3 += sums_of(p_3_0, dp_3_0);
-        }
-        {
-            let at = tile_first + ((row + ROW_THREADS) * 4u) * COL_VECS + col;
-            p_tiles[at] = t_4_0;
-            d_p_tiles[at] = dp_4_0;
-            sum_4 += sums_of(p_4_0, dp_4_0);
-        }
-        {
-            let at = tile_first + ((row + ROW_THREADS) * 4u + 1u) * COL_VECS + col;
-            p_tiles[at] = t_5_0;
-            d_p_tiles[at] = dp_5_0;
-            sum_5 += sums_of(p_5_0, dp_5_0);
-        }
-        {
-            let at = tile_first + ((row + ROW_THREADS) * 4u + 2u) * COL_VECS + col;
-            p_tiles[at] = t_6_0;
-            d_p_tiles[at] = dp_6_0;
-            sum_6 += sums_of(p_6_0, dp_6_0);
-        }
-        {
-            let at = tile_first + ((row + ROW_THREADS) * 4u + 3u) * COL_VECS + col;
-            p_tiles[at] = t_7_0;
-            d_p_tiles[at] = dp_7_0;
-            sum_7 += sums_of(p_7_0, dp_7_0);
-        }
+        d_p_tiles[tile_first + (row * 4u) * COL_VECS] = dp_0_0;
+        d_p_tiles[tile_first + (row * 4u + 1u) * COL_VECS] = dp_1_0;
+        d_p_tiles[tile_first + (row * 4u + 2u) * COL_VECS] = dp_2_0;
+        d_p_tiles[tile_first + (row * 4u + 3u) * COL_VECS] = dp_3_0;
+        d_p_tiles[tile_first + ((row + ROW_THREADS) * 4u) * COL_VECS] = dp_4_0;
+        d_p_tiles[tile_first + ((row + ROW_THREADS) * 4u + 1u) * COL_VECS] = dp_5_0;
+        d_p_tiles[tile_first + ((row + ROW_THREADS) * 4u + 2u) * COL_VECS] = dp_6_0;
+        d_p_tiles[tile_first + ((row + ROW_THREADS) * 4u + 3u) * COL_VECS] = dp_7_0;
+        sum_0 += sums_of(p_0_0, dp_0_0);
+        sum_1 += sums_of(p_1_0, dp_1_0);
+        sum_2 += sums_of(p_2_0, dp_2_0);
+        sum_3 += sums_of(p_3_0, dp_3_0);
+        sum_4 += sums_of(p_4_0, dp_4_0);
+        sum_5 += sums_of(p_5_0, dp_5_0);
+        sum_6 += sums_of(p_6_0, dp_6_0);
+        sum_7 += sums_of(p_7_0, dp_7_0);
     }
 
     // The rows' sums over this span: a vec4 holds those of two rows, from one thread, and the threads that share the rows are

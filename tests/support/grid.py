@@ -12,11 +12,12 @@ from wgsl_attention.kernels.original import AttentionBackward, AttentionBackward
 from wgsl_attention.kernels.original_masks import MODES, SHORT_MASKS
 from wgsl_attention.kernels.rope import RopeKBackward, RopeQBackward
 from wgsl_attention.kernels.tiled_products import AttentionDkdv, AttentionDq, AttentionScores
-from wgsl_attention.kernels.tiled_reductions import AttentionIntervals, AttentionReduce, AttentionRows
+from wgsl_attention.kernels.tiled_reductions import AttentionIntervals, AttentionPack, AttentionReduce, AttentionRows
 from wgsl_attention.kernels.variant import Variant
 
 BOTH = (False, True)
 GUARDS = ("zero", "propagate")
+PIPELINES = ("", "ahead", "double")
 TERMS = tuple(itertools.product(BOTH, BOTH))
 """Softcap and ALiBi."""
 ENDS = ((False, False), (True, True))
@@ -35,13 +36,13 @@ TILES = tuple(
     dict(zip(("rows", "cols", "row_reg", "col_reg", "chunk"), shape, strict=True))
     for shape in (
         (64, 64, 8, 4, 16),
-        (128, 128, 8, 8, 32),
+        (128, 128, 8, 8, 16),
         (32, 32, 4, 4, 8),
-        (16, 16, 2, 4, 64),
-        (32, 24, 4, 2, 16),
-        (16, 16, 4, 2, 32),
-        (64, 32, 2, 2, 8),
-        (16, 256, 2, 8, 16),
+        (16, 16, 2, 4, 32),
+        (32, 24, 4, 4, 16),
+        (64, 32, 2, 4, 8),
+        (64, 128, 16, 4, 16),
+        (16, 128, 4, 8, 16),
     )
 )
 
@@ -71,18 +72,24 @@ def _products() -> Iterator[Variant]:
         *((dims, TILES[0], term) for dims in DIMS for term in TERMS),
         *((DIMS[0], tile, term) for tile in TILES for term in ENDS),
     ]
-    for (dims, tile, (softcap, alibi)), guard in zip(pairs, itertools.cycle((*GUARDS, *reversed(GUARDS)))):
-        common = {**dims, **tile, "softcap": softcap, "alibi": alibi, "guard": guard}
+    ways = itertools.cycle((*GUARDS, *reversed(GUARDS))), itertools.cycle(itertools.product(PIPELINES, BOTH))
+    for (dims, tile, (softcap, alibi)), guard, (pipeline, written_out) in zip(pairs, *ways):
+        common = {"softcap": softcap, "alibi": alibi, "guard": guard, "pipeline": pipeline, "written_out": written_out, **tile}
         for span in (1, 4):
-            yield AttentionScores(**common, span=span)
-        for family, query_rows in ((AttentionDkdv, 64), (AttentionDq, 128)):
             with contextlib.suppress(VariantError):  # a tile that this family does not take
-                yield family(**common, query_rows=query_rows, key_cols=128)
+                yield AttentionScores(**common, span=span)
+        for joint in BOTH:
+            with contextlib.suppress(VariantError):
+                yield AttentionDkdv(**common, **dims, joint=joint, query_rows=64, key_cols=128)
+        with contextlib.suppress(VariantError):
+            yield AttentionDq(**common, **dims, query_rows=128, key_cols=128)
 
 
 def _reductions() -> Iterator[Variant]:
     for documents, kv_lengths in itertools.product(("", "documents", "wholedocuments"), BOTH):
         yield AttentionIntervals(rows=32, documents=documents, kv_lengths=kv_lengths)
+    for vectorised in BOTH:
+        yield AttentionPack(wg=64, vectorised=vectorised)
     for given, (softcap, alibi) in itertools.product(("", "o", "delta"), TERMS):
         yield AttentionRows(wg=32, given=given, softcap=softcap, alibi=alibi)
     for guard, strided in itertools.product(GUARDS, BOTH):

@@ -34,18 +34,18 @@ def problem(mask: Mask, q_len: int, kv_len: int = 0, **sizes: Any) -> Problem:
 
 
 def small(head_dim: int, v_head_dim: int = 0, guard: str = "zero", blocks: int = 3) -> Choice:
-    """Blocks of 32 × 32 scores, as many parts as there can be, and scratch for ``blocks`` blocks of 32 queries × 128 keys."""
+    """Blocks of 32 × 32 scores, as many parts as there can be, and scratch for four times ``blocks`` of them."""
     dims: dict[str, Any] = {
         "head_dim": head_dim,
         "v_head_dim": 0 if v_head_dim in (0, head_dim) else v_head_dim,
         "guard": guard,
     }
     kernels = (
-        AttentionScores(rows=32, cols=32, row_reg=4, col_reg=4, chunk=8, span=2, **dims),
-        AttentionDkdv(rows=32, cols=16, row_reg=4, col_reg=4, chunk=16, query_rows=32, key_cols=32, **dims),
+        AttentionScores(rows=32, cols=32, row_reg=4, col_reg=4, chunk=8, span=2, pipeline="double", guard=guard),
+        AttentionDkdv(rows=32, cols=16, row_reg=4, col_reg=4, chunk=16, pipeline="ahead", query_rows=32, key_cols=32, **dims),
         AttentionDq(rows=16, cols=16, row_reg=2, col_reg=4, chunk=16, query_rows=32, key_cols=32, **dims),
     )
-    return Choice(algorithm="tiled", kernels=kernels, numbers={"parts": 4096, "budget": blocks * 8 * 32 * 128})
+    return Choice(algorithm="tiled", kernels=kernels, numbers={"parts": 4096, "budget": blocks * 4 * 32 * 128})
 
 
 def recipe(p: Problem, kind: str = "16k", guard: str = "zero", at_most: int = 0) -> Recipe:
