@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import wgsl_attention as wa
 from wgsl_attention import generated
-from wgsl_attention.algorithms import tiled_layouts
 from wgsl_attention.errors import ArgumentError, ManifestError
 from wgsl_attention.kernels.facts import MAX_WORKGROUPS, RenderedVariant
 from wgsl_attention.kernels.families import FAMILIES
@@ -208,7 +207,9 @@ def test_a_name_that_left_tells_what_took_its_place(name: str) -> None:
     told = generated.load(str(refused.value).partition("want ")[2].partition(",")[0].split()[0])
     head_dim = int((re.search(r"_d(\d+)", name) or ["", "64"])[1])
     assert name.startswith(f"{told.kernel}_") and told.serves.min_head_dim <= head_dim <= told.serves.max_head_dim
-    assert {"softcap", "alibi", "documents", "causal", "delta", "o"} & (set(name.split("_")) ^ set(told.name.split("_"))) == set()
+    assert {"softcap", "alibi", "documents", "causal", "delta", "o"} & (
+        set(name.split("_")) ^ set(told.name.split("_"))
+    ) == set()
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,11 @@ def test_no_scratch(wgpu: Device, x: Sample) -> None:
 
 BAD_SCRATCH: dict[str, tuple[Callable[[Device, dict[str, Any], list[Any], dict[str, Any]], Any], str, str]] = {
     "missing": (lambda d, n, f, b: {k: v for k, v in n.items() if k != "p_tiles"}, "p_tiles", "got nothing"),
-    "unknown": (lambda d, n, f, b: {**n, "p": n["p_tiles"]}, "p", "got scratch; want only intervals, query_tiles, key_tiles, p_tiles"),
+    "unknown": (
+        lambda d, n, f, b: {**n, "p": n["p_tiles"]},
+        "p",
+        "got scratch; want only intervals, query_tiles, key_tiles, p_tiles",
+    ),
     "small": (lambda d, n, f, b: {**n, "p_tiles": d.zeros(64)}, "p_tiles", "got 64 bytes; want at least"),
     "misaligned": (lambda d, n, f, b: {**n, "row_sums": (n["row_sums"], 4, 1 << 20)}, "row_sums", "an offset of 4"),
     "usage": (lambda d, n, f, b: {**n, "intervals": d.raw.create_buffer(size=1 << 20, usage=8)}, "intervals", "STORAGE"),

@@ -112,14 +112,14 @@ def test_each_kernel_is_improved_by_itself() -> None:
         return (
             1.0
             + 0.5 * (scores.chunk != 32)
-            + 0.3 * (dkdv.row_reg != 4)
+            + 0.3 * (dkdv.pipeline != "ahead")
             + 0.2 * (dq.rows != 32)
             + 0.1 * (choice.number("parts") != 256)
         )
 
     outcome, bench = searched(cost)
     scores, dkdv, dq = Choice.from_json(outcome.best.choice).kernels
-    assert (scores.chunk, dkdv.row_reg, dq.rows, outcome.best.choice["parts"]) == (32, 4, 32, 256)  # type: ignore[attr-defined]
+    assert (scores.chunk, dkdv.pipeline, dq.rows, outcome.best.choice["parts"]) == (32, "ahead", 32, 256)  # type: ignore[attr-defined]
     assert outcome.best.seconds == pytest.approx(1.0) and outcome.speed_up == pytest.approx(2.1, rel=0.1)
     assert outcome.final and [stage for stage, *_ in bench.log].index("final") > 10
 
@@ -295,7 +295,7 @@ def test_a_bare_recipe_is_timed_but_no_table_names_it(gpu: Device, tmp_path: Pat
 @pytest.mark.parametrize(
     ("find", "put", "status", "told"),
     [
-        ("fma(vec4<f32>(ds_{{ r }}.", "fma(vec4<f32>(-ds_{{ r }}.", "wrong", "FAIL: d_q"),
+        ("dq_{{ r }}_{{ c }} * factor", "-dq_{{ r }}_{{ c }} * factor", "wrong", "FAIL: d_q"),
         ("fn attention_dq(", "fn attention_dq(what", "failed", ""),
     ],
     ids=["wrong", "broken"],

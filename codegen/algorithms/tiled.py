@@ -13,7 +13,14 @@ from typing import Any, ClassVar, cast
 
 from ..errors import VariantError
 from ..kernels.tiled_products import AttentionDkdv, AttentionDq, AttentionScores
-from ..kernels.tiled_reductions import MAX_ALIBI_HEADS, PACKED_ROWS, AttentionIntervals, AttentionPack, AttentionReduce, AttentionRows
+from ..kernels.tiled_reductions import (
+    MAX_ALIBI_HEADS,
+    PACKED_ROWS,
+    AttentionIntervals,
+    AttentionPack,
+    AttentionReduce,
+    AttentionRows,
+)
 from ..kernels.variant import Variant
 from ..problem.problem import MAX_HEAD_DIM, Problem
 from ..problem.strides import Strides
@@ -61,16 +68,18 @@ class Tiled(Algorithm):
         grid = problem.batch * problem.heads * -(-problem.q_len // 128) * -(-problem.kv_len // 128)
         names = ("48k", "32k", "16k") if grid >= LARGE_GRID and not profile.software else ("16k", "32k", "48k")
         dims = (problem.head_dim, problem.v_head_dim)
-        exact = [tiled_layouts.choice(name, *dims) for name in names]
-        any_dim = [tiled_layouts.choice(name, *dims, form="any", capped=problem.softcap) for name in names]
         most = MOST_EMPTY_CAPPED if problem.softcap else MOST_EMPTY
-        if any(dim % 4 for dim in dims):
-            found = exact
-        elif max(tiled_layouts.empty(choice, *dims) for choice in any_dim) <= most:
-            found = [*any_dim, *exact]
-        else:
-            found = [*exact, *any_dim]
-        for choice in (*found, tiled_layouts.choice("16k", MAX_HEAD_DIM, form="at most")):
+        found: tuple[list[Choice], list[Choice]] = [], []
+        for name in names:
+            exact = tiled_layouts.choice(name, *dims)
+            if any(dim % 4 for dim in dims):
+                found[0].append(exact)
+                continue
+            any_dim = tiled_layouts.choice(name, *dims, form="any", capped=problem.softcap)
+            fits = tiled_layouts.empty(any_dim, *dims) <= most
+            found[0].append(any_dim if fits else exact)
+            found[1].append(exact if fits else any_dim)
+        for choice in (*found[0], *found[1], tiled_layouts.choice("16k", MAX_HEAD_DIM, form="at most")):
             yield self.for_problem(choice, problem, profile, guard)
 
     def layout_of(self, choice: Choice) -> dict[str, Any]:

@@ -29,8 +29,8 @@ from .choice import Choice
 
 Gradient = TypeVar("Gradient", AttentionDkdv, AttentionDq)
 Form: TypeAlias = Literal["exact", "any", "at most"]
-"""How the gradients' kernels know the head dims: as constants of the text; as constants that the pipeline is given, multiples of four; or from
-the uniform, up to those given here."""
+"""How the gradients' kernels know the head dims: as constants of the text; as constants that the pipeline is given, multiples of
+four; or from the uniform, up to those given here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +88,7 @@ LAYOUTS: dict[str, Layout] = {
             dkdv=(_dkdv(SMALL, 64, 64, 8, 4, 16, pipeline="double", written_out=True),),
             dq=(_dq(SMALL, 64, 64, 8, 4, 32, pipeline="ahead", written_out=True),),
             parts=1024,
+            columns=(32, 40, 48, 64),
         ),
         Layout(
             name="16k",

@@ -21,7 +21,7 @@ from ..profile import DeviceProfile
 from .algorithm import Stage, tunable
 from .choice import Choice, apart
 
-SCORE_COLS = (16, 32, 64, 128, 256)
+SCORE_COLS = (32, 64, 128)
 MOST_COLS = (16, 32, 48, 64, 80, 96, 128, 256)
 """Channels of a gradient's block at most; the even division of head_dim counts."""
 MAX_ACCUMULATORS = 128
@@ -52,8 +52,8 @@ def _variants(role: str, scores: Variant, like: Variant, dim: int, profile: Devi
         chosen = dict(zip(values, tried, strict=True))
         if not MIN_WORK <= chosen["row_reg"] * chosen["col_reg"] <= MAX_ACCUMULATORS // MATRICES[role]:
             continue
-        if profile.software and chosen["written_out"]:  # large texts, which a software driver is slow to compile
-            continue
+        if chosen["written_out"] and (profile.software or not chosen["pipeline"]):
+            continue  # large texts, which a software driver is slow to compile; without a pipeline they gain nothing
         for cols in SCORE_COLS if role == "scores" else _columns(dim, chosen["col_reg"]):
             try:
                 variant = replace(like, **{**chosen, **fixed, "cols": cols})
@@ -113,9 +113,10 @@ def _nearest(role: str, scores: Variant, like: Variant, dim: int, profile: Devic
 
 def _block(scores: Variant) -> Variant:
     """Scores of the same block, the same for all that write it: what the gradients' kernels can be looked up by."""
-    for row_reg, col_reg in ((8, 4), (4, 4), (8, 8), (2, 4), (2, 2)):
+    for row_reg, col_reg in ((8, 4), (4, 4), (8, 8)):
         try:
-            return replace(scores, row_reg=row_reg, col_reg=col_reg, chunk=8, span=1)  # type: ignore[call-arg]
+            same: dict[str, Any] = {"chunk": 8, "span": 1, "pipeline": "", "written_out": False}
+            return replace(scores, row_reg=row_reg, col_reg=col_reg, **same)
         except VariantError:
             continue
     return scores

@@ -80,9 +80,10 @@ class AttentionIntervals(Variant):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionPack(Variant):
-    """Q, dO, K and V of a strip's slots, turned: tiles of ``PACKED_ROWS`` positions, channel by channel, which the scores kernel reads as they lie.
+    """Q, dO, K and V of a strip's slots, turned: tiles of ``PACKED_ROWS`` positions, channel by channel.
 
-    Strides and lengths end here: positions and channels past the ends are zeros. A thread turns 4 positions × 4 channels.
+    The scores kernel reads them as they lie. Strides and lengths end here: positions and channels past the ends are zeros. A
+    thread turns 4 positions × 4 channels.
     """
 
     kernel: ClassVar[str] = "attention_pack"
@@ -118,7 +119,9 @@ class AttentionPack(Variant):
 
     @property
     def dispatch(self) -> Dispatch:
-        return Dispatch(x=Count(factors=("pack_threads",), divisor=self.wg), y=Count(factors=("strip_slots",)), z=Count(times=4))
+        return Dispatch(
+            x=Count(factors=("pack_threads",), divisor=self.wg), y=Count(factors=("strip_slots",)), z=Count(times=4)
+        )
 
     @property
     def serves(self) -> Serves:

@@ -167,7 +167,8 @@ def small_problems(variant: Variant, mode: str, brief: bool = False) -> Iterator
         length = min(length, serves.max_seq // BATCH)
     masks = MASKS.get(mode) or (*(mask for group in MASKS.values() for mask in group), *MORE_MASKS)
     below = (int(variant.params["cols"]) - 4,) if variant.constants else ()  # a head_dim that blocks of so many channels suit
-    wanted = (RANGE_HEAD_DIM, *below, *sorted({row.key.head_dim for row in shipped().rows}))
+    odd = (RANGE_HEAD_DIM - 1,) if variant.params.get("vectorised") is False else ()  # what is read number by number
+    wanted = (*odd, RANGE_HEAD_DIM, *below, *sorted({row.key.head_dim for row in shipped().rows}))
     for head_dim in dict.fromkeys(max(serves.min_head_dim, min(serves.max_head_dim, wish)) for wish in wanted):
         own_v = int(variant.params.get("v_head_dim") or head_dim)
         for mask in masks:

@@ -73,7 +73,7 @@ def _products() -> Iterator[Variant]:
         *((DIMS[0], tile, term) for tile in TILES for term in ENDS),
     ]
     ways = itertools.cycle((*GUARDS, *reversed(GUARDS))), itertools.cycle(itertools.product(PIPELINES, BOTH))
-    for (dims, tile, (softcap, alibi)), guard, (pipeline, written_out) in zip(pairs, *ways):
+    for (dims, tile, (softcap, alibi)), guard, (pipeline, written_out) in zip(pairs, *ways, strict=False):
         common = {"softcap": softcap, "alibi": alibi, "guard": guard, "pipeline": pipeline, "written_out": written_out, **tile}
         for span in (1, 4):
             with contextlib.suppress(VariantError):  # a tile that this family does not take
