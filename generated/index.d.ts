@@ -85,6 +85,8 @@ export type Name =
   | "attention_pack_wg128_vec4"
   | "attention_reduce_wg128"
   | "attention_reduce_wg128_strided"
+  | "attention_reduce_wg128_strided_vec4"
+  | "attention_reduce_wg128_vec4"
   | "attention_rows_wg64"
   | "attention_rows_wg64_delta"
   | "attention_rows_wg64_delta_softcap"

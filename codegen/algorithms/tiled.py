@@ -230,7 +230,9 @@ def tiled(problem: Problem, choice: Choice, limit: int | None = None) -> Recipe:
         _, length, heads, dim = p.shapes[name]
         sizes = {"count": counts[name], "parts": split[name], "add": int(name in p.accumulate)}
         sizes |= {"total_dim": dim, "total_heads": heads, "total_length": length, **p.strides_of(name).words("total")}
-        reduce = AttentionReduce(wg=128, guard=dkdv.guard, strided=name in dict(p.strides))
+        strided = name in dict(p.strides)
+        by_four = dim % 4 == 0 and (not strided or p.strides_of(name).multiples_of(4))
+        reduce = AttentionReduce(wg=128, guard=dkdv.guard, strided=strided, vectorised=by_four)
         steps.append(Step(variant=reduce, buffers={"parts": buffer, "total": name}, sizes=sizes))
     return Recipe(algorithm="tiled", problem=p, steps=tuple(steps), scratch=scratch)
 

@@ -191,5 +191,5 @@ def checked_in() -> Iterator[Variant]:
                 yield AttentionIntervals(rows=rows, documents=documents, kv_lengths=kv_lengths)
     for vectorised in (True, False):
         yield AttentionPack(wg=128, vectorised=vectorised)
-    yield AttentionReduce(wg=128)
-    yield AttentionReduce(wg=128, strided=True)
+    for strided, vectorised in itertools.product((False, True), (False, True)):
+        yield AttentionReduce(wg=128, strided=strided, vectorised=vectorised)

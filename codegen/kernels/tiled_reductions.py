@@ -186,7 +186,7 @@ class AttentionRows(Variant):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionReduce(Variant):
-    """The sum of a gradient's parts, in their order, put where the gradient's rows lie. A thread owns one number."""
+    """The sum of a gradient's parts, in their order, put where the gradient's rows lie. A thread owns a number, or four."""
 
     kernel: ClassVar[str] = "attention_reduce"
     template: ClassVar[str] = "tiled/attention_reduce.wgsl.j2"
@@ -196,6 +196,7 @@ class AttentionReduce(Variant):
     strided: bool = param(
         "strided", "the gradient's rows lie where strides say", values=(False, True), default=False, tuned=False
     )
+    vectorised: bool = param("vec4", "numbers go by vec4", values=(False, True), default=False, tuned=False)
 
     @property
     def workgroup_size(self) -> int:
@@ -203,16 +204,17 @@ class AttentionReduce(Variant):
 
     @property
     def bindings(self) -> tuple[Binding, ...]:
+        element = "vec4<f32>" if self.vectorised else "f32"
         strides = (*u32("total_dim", "total_heads", "total_length"), *stride_words("total")) if self.strided else ()
         return (
-            storage(0, "parts_of", "f32", role="parts"),
-            storage(1, "total", "f32", role="total", access="read_write"),
+            storage(0, "parts_of", element, role="parts"),
+            storage(1, "total", element, role="total", access="read_write"),
             call(2, *u32("count", "parts", "add"), *strides),
         )
 
     @property
     def dispatch(self) -> Dispatch:
-        return Dispatch(x=Count(factors=("count",), divisor=self.wg), flat=True)
+        return Dispatch(x=Count(factors=("count",), divisor=self.wg * (4 if self.vectorised else 1)), flat=True)
 
     @property
     def serves(self) -> Serves:

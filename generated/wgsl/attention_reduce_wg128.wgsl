@@ -28,12 +28,13 @@ fn guard_result(x: f32) -> f32 {
 @compute @workgroup_size(128, 1, 1)
 fn attention_reduce(@builtin(global_invocation_id) thread: vec3<u32>, @builtin(num_workgroups) workgroups: vec3<u32>) {
     let i = thread.x + thread.y * workgroups.x * WG;
-    if (i >= call.count) {
+    let count = call.count;
+    if (i >= count) {
         return;
     }
-    var sum = 0.0;
+    var sum = f32();
     for (var part = 0u; part < call.parts; part++) {
-        sum += parts_of[part * call.count + i];
+        sum += parts_of[part * count + i];
     }
     let at = i;
     if (call.add != 0u) {

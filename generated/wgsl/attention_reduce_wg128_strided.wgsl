@@ -40,19 +40,21 @@ fn guard_result(x: f32) -> f32 {
 @compute @workgroup_size(128, 1, 1)
 fn attention_reduce(@builtin(global_invocation_id) thread: vec3<u32>, @builtin(num_workgroups) workgroups: vec3<u32>) {
     let i = thread.x + thread.y * workgroups.x * WG;
-    if (i >= call.count) {
+    let count = call.count;
+    if (i >= count) {
         return;
     }
-    var sum = 0.0;
+    var sum = f32();
     for (var part = 0u; part < call.parts; part++) {
-        sum += parts_of[part * call.count + i];
+        sum += parts_of[part * count + i];
     }
-    let row = i / call.total_dim;
+    let first = i;  // its place in a tensor without gaps
+    let row = first / call.total_dim;
     let batch = row / call.total_heads / call.total_length;
     let position = row / call.total_heads % call.total_length;
     let head = row % call.total_heads;
-    let first = call.total.offset + batch * call.total.batch + position * call.total.row + head * call.total.head;
-    let at = first + i % call.total_dim;
+    let start = call.total.offset + batch * call.total.batch + position * call.total.row + head * call.total.head;
+    let at = start + first % call.total_dim;
     if (call.add != 0u) {
         total[at] = guard_result(total[at] + guard_result(sum));
     } else {

@@ -110,10 +110,27 @@ fn attention_rows(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
         let o_row = o_start(batch, head) + query * call.o.row;
         let d_o_row = d_o_start(batch, head) + query * call.d_o.row;
         var terms = vec4<f32>();
-        for (var c = 0u; c < call.v_head_dim; c += 4u) {
-            for (var i = 0u; i < min(4u, call.v_head_dim - c); i++) {
-                terms[i] = fma(d_o[d_o_row + c + i], o[o_row + c + i], terms[i]);
-            }
+        var c = 0u;
+        for (; c + 16u <= call.v_head_dim; c += 16u) {  // written out, so that many reads are on their way at a time
+            terms.x = fma(d_o[d_o_row + c], o[o_row + c], terms.x);
+            terms.y = fma(d_o[d_o_row + c + 1u], o[o_row + c + 1u], terms.y);
+            terms.z = fma(d_o[d_o_row + c + 2u], o[o_row + c + 2u], terms.z);
+            terms.w = fma(d_o[d_o_row + c + 3u], o[o_row + c + 3u], terms.w);
+            terms.x = fma(d_o[d_o_row + c + 4u], o[o_row + c + 4u], terms.x);
+            terms.y = fma(d_o[d_o_row + c + 5u], o[o_row + c + 5u], terms.y);
+            terms.z = fma(d_o[d_o_row + c + 6u], o[o_row + c + 6u], terms.z);
+            terms.w = fma(d_o[d_o_row + c + 7u], o[o_row + c + 7u], terms.w);
+            terms.x = fma(d_o[d_o_row + c + 8u], o[o_row + c + 8u], terms.x);
+            terms.y = fma(d_o[d_o_row + c + 9u], o[o_row + c + 9u], terms.y);
+            terms.z = fma(d_o[d_o_row + c + 10u], o[o_row + c + 10u], terms.z);
+            terms.w = fma(d_o[d_o_row + c + 11u], o[o_row + c + 11u], terms.w);
+            terms.x = fma(d_o[d_o_row + c + 12u], o[o_row + c + 12u], terms.x);
+            terms.y = fma(d_o[d_o_row + c + 13u], o[o_row + c + 13u], terms.y);
+            terms.z = fma(d_o[d_o_row + c + 14u], o[o_row + c + 14u], terms.z);
+            terms.w = fma(d_o[d_o_row + c + 15u], o[o_row + c + 15u], terms.w);
+        }
+        for (; c < call.v_head_dim; c++) {
+            terms[c % 4u] = fma(d_o[d_o_row + c], o[o_row + c], terms[c % 4u]);
         }
         row_delta = (terms.x + terms.y) + (terms.z + terms.w);
     }

@@ -92,5 +92,5 @@ def _reductions() -> Iterator[Variant]:
         yield AttentionPack(wg=64, vectorised=vectorised)
     for given, (softcap, alibi) in itertools.product(("", "o", "delta"), TERMS):
         yield AttentionRows(wg=32, given=given, softcap=softcap, alibi=alibi)
-    for guard, strided in itertools.product(GUARDS, BOTH):
-        yield AttentionReduce(wg=64, guard=guard, strided=strided)
+    for guard, strided, vectorised in itertools.product(GUARDS, BOTH, BOTH):
+        yield AttentionReduce(wg=64, guard=guard, strided=strided, vectorised=vectorised)
