@@ -51,7 +51,7 @@ def wgpu() -> Device:
 
 
 @pytest.mark.parametrize("length", sorted(LISTED | AROUND_TILES))
-@pytest.mark.parametrize("layout", ["16k", "32k"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_lengths(wgpu: Device, layout: str, length: int) -> None:
     p = problem(Mask.causal(), length, heads=1 if length > 1000 else 2, kv_heads=1)
     check(wgpu, recipe(p, layout), sample(p))
@@ -83,7 +83,7 @@ def test_layouts(wgpu: Device, layout: str, head_dim: int) -> None:
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layouts_fit_what_they_are_for(name: str) -> None:
     """The smallest everywhere, compatibility mode included; the others where there is the workgroup memory they are named for."""
-    profile = PROFILES["webgpu-compat" if name == "16k" else f"workgroup-{name}"]
+    profile = PROFILES["workgroup-48k" if name == "48k" else "webgpu-compat"]
     for head_dim, at_most in itertools.product((*HEAD_DIMS, *range(1, 257, 7)), (False, True)):
         made = choice(name, head_dim, form="at most" if at_most else "exact")
         for variant in made.kernels:

@@ -66,7 +66,15 @@ class Tiled(Algorithm):
 
     def candidates(self, problem: Problem, profile: DeviceProfile, guard: str) -> Iterator[Choice]:
         grid = problem.batch * problem.heads * -(-problem.q_len // 128) * -(-problem.kv_len // 128)
-        names = ("48k", "32k", "16k") if grid >= LARGE_GRID and not profile.software else ("16k", "32k", "48k")
+        names: tuple[str, ...] = (
+            "16k",
+            "64x64",
+            "48k",
+        )  # short texts first, and those for a softcap or ALiBi that are checked in
+        if not profile.software and grid >= LARGE_GRID:
+            names = ("48k", "64x64", "16k")
+        elif not (profile.software or problem.softcap or problem.alibi):
+            names = ("64x64", "16k", "48k")
         dims = (problem.head_dim, problem.v_head_dim)
         most = MOST_EMPTY_CAPPED if problem.softcap else MOST_EMPTY
         found: tuple[list[Choice], list[Choice]] = [], []

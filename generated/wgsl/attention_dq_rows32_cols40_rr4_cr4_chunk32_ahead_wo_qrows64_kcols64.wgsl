@@ -1,4 +1,4 @@
-// attention_dq_rows64_cols40_rr8_cr4_chunk32_ahead_wo_qrows64_kcols64
+// attention_dq_rows32_cols40_rr4_cr4_chunk32_ahead_wo_qrows64_kcols64
 //
 // dQ from a strip of P and dP.
 //
@@ -6,10 +6,10 @@
 //
 // One workgroup owns a block of ROWS queries (wg.y, the last first: under a causal mask they see most) × block wg.z of COLS
 // channels of one slot, for one of the key_parts that the blocks of KEY_COLS keys are split into (wg.x). It loops over the keys,
-// CHUNK at a time. A thread holds 8 queries × 4 channels: dq_<query>_<channels>.
+// CHUNK at a time. A thread holds 4 queries × 4 channels: dq_<query>_<channels>.
 // What slots, strips, spans, hulls and parts are, and the whole algorithm: templates/tiled/README.md
 
-const ROWS: u32 = 64u;  // queries
+const ROWS: u32 = 32u;  // queries
 const COLS: u32 = 40u;  // channels
 const COL_VECS: u32 = COLS / 4u;  // vec4 elements of a staged row of K
 const ROW_THREADS: u32 = 8u;  // threads that share a channel
@@ -58,8 +58,8 @@ struct Call {
 @group(0) @binding(5) var<storage, read_write> d_q: array<vec4<f32>>;
 @group(0) @binding(6) var<uniform> call: Call;
 
-// Workgroup memory: 14336 bytes.
-var<workgroup> tile: array<vec4<f32>, 896>;
+// Workgroup memory: 9728 bytes.
+var<workgroup> tile: array<vec4<f32>, 608>;
 
 fn are_finite(x: vec4<f32>) -> vec4<bool> {
     return (bitcast<vec4<u32>>(x) & vec4<u32>(0x7f800000u)) != vec4<u32>(0x7f800000u);
@@ -160,10 +160,6 @@ fn attention_dq(
     var dq_1_0 = vec4<f32>();
     var dq_2_0 = vec4<f32>();
     var dq_3_0 = vec4<f32>();
-    var dq_4_0 = vec4<f32>();
-    var dq_5_0 = vec4<f32>();
-    var dq_6_0 = vec4<f32>();
-    var dq_7_0 = vec4<f32>();
 
     // This part of the blocks of scores that the hull meets. Each of them was written whole.
     let base = base_of(hull);
@@ -188,16 +184,7 @@ fn attention_dq(
         let delta_2 = row_terms[first_row + (tid + 2u * THREADS) / ROW_VECS].y;
         var next_p_3: vec4<f32>;
         var next_dp_3: vec4<f32>;
-        let delta_3 = row_terms[first_row + (tid + 3u * THREADS) / ROW_VECS].y;
-        var next_p_4: vec4<f32>;
-        var next_dp_4: vec4<f32>;
-        let delta_4 = row_terms[first_row + (tid + 4u * THREADS) / ROW_VECS].y;
-        var next_p_5: vec4<f32>;
-        var next_dp_5: vec4<f32>;
-        let delta_5 = row_terms[first_row + (tid + 5u * THREADS) / ROW_VECS].y;
-        var next_p_6: vec4<f32>;
-        var next_dp_6: vec4<f32>;
-        let delta_6 = row_terms[first_row + min(tid + 6u * THREADS, ROWS * ROW_VECS - 1u) / ROW_VECS].y;
+        let delta_3 = row_terms[first_row + min(tid + 3u * THREADS, ROWS * ROW_VECS - 1u) / ROW_VECS].y;
         var next_k_0: vec4<f32>;
         var next_k_1: vec4<f32>;
         var next_k_2: vec4<f32>;
@@ -221,29 +208,11 @@ fn attention_dq(
             next_p_2 = p_tiles[source];
             next_dp_2 = d_p_tiles[source];
         }
-        {
+        if (tid + 3u * THREADS < ROWS * ROW_VECS) {
             let entry = tid + 3u * THREADS;
             let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
             next_p_3 = p_tiles[source];
             next_dp_3 = d_p_tiles[source];
-        }
-        {
-            let entry = tid + 4u * THREADS;
-            let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
-            next_p_4 = p_tiles[source];
-            next_dp_4 = d_p_tiles[source];
-        }
-        {
-            let entry = tid + 5u * THREADS;
-            let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
-            next_p_5 = p_tiles[source];
-            next_dp_5 = d_p_tiles[source];
-        }
-        if (tid + 6u * THREADS < ROWS * ROW_VECS) {
-            let entry = tid + 6u * THREADS;
-            let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
-            next_p_6 = p_tiles[source];
-            next_dp_6 = d_p_tiles[source];
         }
         {
             let entry = tid;
@@ -276,21 +245,9 @@ fn attention_dq(
                     let entry = tid + 2u * THREADS;
                     tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = next_p_2 * (next_dp_2 - delta_2);
                 }
-                {
+                if (tid + 3u * THREADS < ROWS * ROW_VECS) {
                     let entry = tid + 3u * THREADS;
                     tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = next_p_3 * (next_dp_3 - delta_3);
-                }
-                {
-                    let entry = tid + 4u * THREADS;
-                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = next_p_4 * (next_dp_4 - delta_4);
-                }
-                {
-                    let entry = tid + 5u * THREADS;
-                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = next_p_5 * (next_dp_5 - delta_5);
-                }
-                if (tid + 6u * THREADS < ROWS * ROW_VECS) {
-                    let entry = tid + 6u * THREADS;
-                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = next_p_6 * (next_dp_6 - delta_6);
                 }
                 {
                     let entry = tid;
@@ -321,21 +278,9 @@ fn attention_dq(
                     let entry = tid + 2u * THREADS;
                     tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = d_s(next_p_2, next_dp_2, delta_2);
                 }
-                {
+                if (tid + 3u * THREADS < ROWS * ROW_VECS) {
                     let entry = tid + 3u * THREADS;
                     tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = d_s(next_p_3, next_dp_3, delta_3);
-                }
-                {
-                    let entry = tid + 4u * THREADS;
-                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = d_s(next_p_4, next_dp_4, delta_4);
-                }
-                {
-                    let entry = tid + 5u * THREADS;
-                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = d_s(next_p_5, next_dp_5, delta_5);
-                }
-                if (tid + 6u * THREADS < ROWS * ROW_VECS) {
-                    let entry = tid + 6u * THREADS;
-                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = d_s(next_p_6, next_dp_6, delta_6);
                 }
                 {
                     let entry = tid;
@@ -377,29 +322,11 @@ fn attention_dq(
                 next_p_2 = p_tiles[source];
                 next_dp_2 = d_p_tiles[source];
             }
-            {
+            if (tid + 3u * THREADS < ROWS * ROW_VECS) {
                 let entry = tid + 3u * THREADS;
                 let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
                 next_p_3 = p_tiles[source];
                 next_dp_3 = d_p_tiles[source];
-            }
-            {
-                let entry = tid + 4u * THREADS;
-                let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
-                next_p_4 = p_tiles[source];
-                next_dp_4 = d_p_tiles[source];
-            }
-            {
-                let entry = tid + 5u * THREADS;
-                let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
-                next_p_5 = p_tiles[source];
-                next_dp_5 = d_p_tiles[source];
-            }
-            if (tid + 6u * THREADS < ROWS * ROW_VECS) {
-                let entry = tid + 6u * THREADS;
-                let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
-                next_p_6 = p_tiles[source];
-                next_dp_6 = d_p_tiles[source];
             }
             {
                 let entry = tid;
@@ -423,20 +350,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE];
                 {
                     let b_0 = tile[COL_TILE + col];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + COL_VECS];
@@ -444,10 +363,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 2u * COL_VECS];
@@ -455,10 +370,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 3u * COL_VECS];
@@ -466,10 +377,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
             {
@@ -477,20 +384,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 1u];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 1u];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 1u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 1u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 1u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 1u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 1u];
                 {
                     let b_0 = tile[COL_TILE + col + 4u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 5u * COL_VECS];
@@ -498,10 +397,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 6u * COL_VECS];
@@ -509,10 +404,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 7u * COL_VECS];
@@ -520,10 +411,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
             {
@@ -531,20 +418,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 2u];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 2u];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 2u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 2u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 2u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 2u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 2u];
                 {
                     let b_0 = tile[COL_TILE + col + 8u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 9u * COL_VECS];
@@ -552,10 +431,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 10u * COL_VECS];
@@ -563,10 +438,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 11u * COL_VECS];
@@ -574,10 +445,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
             {
@@ -585,20 +452,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 3u];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 3u];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 3u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 3u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 3u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 3u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 3u];
                 {
                     let b_0 = tile[COL_TILE + col + 12u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 13u * COL_VECS];
@@ -606,10 +465,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 14u * COL_VECS];
@@ -617,10 +472,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 15u * COL_VECS];
@@ -628,10 +479,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
             {
@@ -639,20 +486,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 4u];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 4u];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 4u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 4u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 4u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 4u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 4u];
                 {
                     let b_0 = tile[COL_TILE + col + 16u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 17u * COL_VECS];
@@ -660,10 +499,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 18u * COL_VECS];
@@ -671,10 +506,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 19u * COL_VECS];
@@ -682,10 +513,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
             {
@@ -693,20 +520,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 5u];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 5u];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 5u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 5u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 5u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 5u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 5u];
                 {
                     let b_0 = tile[COL_TILE + col + 20u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 21u * COL_VECS];
@@ -714,10 +533,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 22u * COL_VECS];
@@ -725,10 +540,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 23u * COL_VECS];
@@ -736,10 +547,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
             {
@@ -747,20 +554,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 6u];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 6u];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 6u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 6u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 6u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 6u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 6u];
                 {
                     let b_0 = tile[COL_TILE + col + 24u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 25u * COL_VECS];
@@ -768,10 +567,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 26u * COL_VECS];
@@ -779,10 +574,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 27u * COL_VECS];
@@ -790,10 +581,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
             {
@@ -801,20 +588,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 7u];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 7u];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 7u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 7u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 7u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 7u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 7u];
                 {
                     let b_0 = tile[COL_TILE + col + 28u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 29u * COL_VECS];
@@ -822,10 +601,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 30u * COL_VECS];
@@ -833,10 +608,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 31u * COL_VECS];
@@ -844,10 +615,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
         }
@@ -876,29 +643,5 @@ fn attention_dq(
         let d_q_row = d_q_row_at(part, batch, query_3, head);
         let factor = call.scale * row_terms[first_row + row + 3u * ROW_THREADS].x;  // dS lacks it
         write_d_q(d_q_row, first_channel + col, dq_3_0 * factor, call.add_q != 0u);
-    }
-    let query_4 = first_query + row + 4u * ROW_THREADS;
-    if (query_4 < call.q_len) {
-        let d_q_row = d_q_row_at(part, batch, query_4, head);
-        let factor = call.scale * row_terms[first_row + row + 4u * ROW_THREADS].x;  // dS lacks it
-        write_d_q(d_q_row, first_channel + col, dq_4_0 * factor, call.add_q != 0u);
-    }
-    let query_5 = first_query + row + 5u * ROW_THREADS;
-    if (query_5 < call.q_len) {
-        let d_q_row = d_q_row_at(part, batch, query_5, head);
-        let factor = call.scale * row_terms[first_row + row + 5u * ROW_THREADS].x;  // dS lacks it
-        write_d_q(d_q_row, first_channel + col, dq_5_0 * factor, call.add_q != 0u);
-    }
-    let query_6 = first_query + row + 6u * ROW_THREADS;
-    if (query_6 < call.q_len) {
-        let d_q_row = d_q_row_at(part, batch, query_6, head);
-        let factor = call.scale * row_terms[first_row + row + 6u * ROW_THREADS].x;  // dS lacks it
-        write_d_q(d_q_row, first_channel + col, dq_6_0 * factor, call.add_q != 0u);
-    }
-    let query_7 = first_query + row + 7u * ROW_THREADS;
-    if (query_7 < call.q_len) {
-        let d_q_row = d_q_row_at(part, batch, query_7, head);
-        let factor = call.scale * row_terms[first_row + row + 7u * ROW_THREADS].x;  // dS lacks it
-        write_d_q(d_q_row, first_channel + col, dq_7_0 * factor, call.add_q != 0u);
     }
 }

@@ -1,4 +1,4 @@
-// attention_dq_rows64_cols32_rr8_cr4_chunk32_ahead_wo_qrows128_kcols128
+// attention_dq_rows32_cols32_rr4_cr4_chunk32_ahead_wo_qrows64_kcols64
 //
 // dQ from a strip of P and dP.
 //
@@ -6,10 +6,10 @@
 //
 // One workgroup owns a block of ROWS queries (wg.y, the last first: under a causal mask they see most) × block wg.z of COLS
 // channels of one slot, for one of the key_parts that the blocks of KEY_COLS keys are split into (wg.x). It loops over the keys,
-// CHUNK at a time. A thread holds 8 queries × 4 channels: dq_<query>_<channels>.
+// CHUNK at a time. A thread holds 4 queries × 4 channels: dq_<query>_<channels>.
 // What slots, strips, spans, hulls and parts are, and the whole algorithm: templates/tiled/README.md
 
-const ROWS: u32 = 64u;  // queries
+const ROWS: u32 = 32u;  // queries
 const COLS: u32 = 32u;  // channels
 const COL_VECS: u32 = COLS / 4u;  // vec4 elements of a staged row of K
 const ROW_THREADS: u32 = 8u;  // threads that share a channel
@@ -18,8 +18,8 @@ const CHUNK: u32 = 32u;  // keys
 const ROW_VECS: u32 = CHUNK / 4u;  // vec4 elements of a staged row of dS
 const ROW_STRIDE: u32 = ROW_VECS + 1u;  // one vec4 of padding keeps the rows in different banks
 const COL_TILE: u32 = ROWS * ROW_STRIDE;  // where in a chunk the rows of K begin
-const QUERY_ROWS: u32 = 128u;  // queries of a block of scores
-const KEY_COLS: u32 = 128u;  // and its keys
+const QUERY_ROWS: u32 = 64u;  // queries of a block of scores
+const KEY_COLS: u32 = 64u;  // and its keys
 const KEY_VECS: u32 = KEY_COLS / 4u;
 override HEAD_DIM: u32;  // channels, a multiple of 4
 
@@ -57,8 +57,8 @@ struct Call {
 @group(0) @binding(5) var<storage, read_write> d_q: array<vec4<f32>>;
 @group(0) @binding(6) var<uniform> call: Call;
 
-// Workgroup memory: 13312 bytes.
-var<workgroup> tile: array<vec4<f32>, 832>;
+// Workgroup memory: 8704 bytes.
+var<workgroup> tile: array<vec4<f32>, 544>;
 
 fn are_finite(x: vec4<f32>) -> vec4<bool> {
     return (bitcast<vec4<u32>>(x) & vec4<u32>(0x7f800000u)) != vec4<u32>(0x7f800000u);
@@ -159,10 +159,6 @@ fn attention_dq(
     var dq_1_0 = vec4<f32>();
     var dq_2_0 = vec4<f32>();
     var dq_3_0 = vec4<f32>();
-    var dq_4_0 = vec4<f32>();
-    var dq_5_0 = vec4<f32>();
-    var dq_6_0 = vec4<f32>();
-    var dq_7_0 = vec4<f32>();
 
     // This part of the blocks of scores that the hull meets. Each of them was written whole.
     let base = base_of(hull);
@@ -188,18 +184,6 @@ fn attention_dq(
         var next_p_3: vec4<f32>;
         var next_dp_3: vec4<f32>;
         let delta_3 = row_terms[first_row + (tid + 3u * THREADS) / ROW_VECS].y;
-        var next_p_4: vec4<f32>;
-        var next_dp_4: vec4<f32>;
-        let delta_4 = row_terms[first_row + (tid + 4u * THREADS) / ROW_VECS].y;
-        var next_p_5: vec4<f32>;
-        var next_dp_5: vec4<f32>;
-        let delta_5 = row_terms[first_row + (tid + 5u * THREADS) / ROW_VECS].y;
-        var next_p_6: vec4<f32>;
-        var next_dp_6: vec4<f32>;
-        let delta_6 = row_terms[first_row + (tid + 6u * THREADS) / ROW_VECS].y;
-        var next_p_7: vec4<f32>;
-        var next_dp_7: vec4<f32>;
-        let delta_7 = row_terms[first_row + (tid + 7u * THREADS) / ROW_VECS].y;
         var next_k_0: vec4<f32>;
         var next_k_1: vec4<f32>;
         var next_k_2: vec4<f32>;
@@ -228,30 +212,6 @@ fn attention_dq(
             let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
             next_p_3 = p_tiles[source];
             next_dp_3 = d_p_tiles[source];
-        }
-        {
-            let entry = tid + 4u * THREADS;
-            let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
-            next_p_4 = p_tiles[source];
-            next_dp_4 = d_p_tiles[source];
-        }
-        {
-            let entry = tid + 5u * THREADS;
-            let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
-            next_p_5 = p_tiles[source];
-            next_dp_5 = d_p_tiles[source];
-        }
-        {
-            let entry = tid + 6u * THREADS;
-            let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
-            next_p_6 = p_tiles[source];
-            next_dp_6 = d_p_tiles[source];
-        }
-        {
-            let entry = tid + 7u * THREADS;
-            let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
-            next_p_7 = p_tiles[source];
-            next_dp_7 = d_p_tiles[source];
         }
         {
             let entry = tid;
@@ -289,22 +249,6 @@ fn attention_dq(
                     tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = next_p_3 * (next_dp_3 - delta_3);
                 }
                 {
-                    let entry = tid + 4u * THREADS;
-                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = next_p_4 * (next_dp_4 - delta_4);
-                }
-                {
-                    let entry = tid + 5u * THREADS;
-                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = next_p_5 * (next_dp_5 - delta_5);
-                }
-                {
-                    let entry = tid + 6u * THREADS;
-                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = next_p_6 * (next_dp_6 - delta_6);
-                }
-                {
-                    let entry = tid + 7u * THREADS;
-                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = next_p_7 * (next_dp_7 - delta_7);
-                }
-                {
                     let entry = tid;
                     tile[COL_TILE + entry] = next_k_0;
                 }
@@ -336,22 +280,6 @@ fn attention_dq(
                 {
                     let entry = tid + 3u * THREADS;
                     tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = d_s(next_p_3, next_dp_3, delta_3);
-                }
-                {
-                    let entry = tid + 4u * THREADS;
-                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = d_s(next_p_4, next_dp_4, delta_4);
-                }
-                {
-                    let entry = tid + 5u * THREADS;
-                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = d_s(next_p_5, next_dp_5, delta_5);
-                }
-                {
-                    let entry = tid + 6u * THREADS;
-                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = d_s(next_p_6, next_dp_6, delta_6);
-                }
-                {
-                    let entry = tid + 7u * THREADS;
-                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = d_s(next_p_7, next_dp_7, delta_7);
                 }
                 {
                     let entry = tid;
@@ -400,30 +328,6 @@ fn attention_dq(
                 next_dp_3 = d_p_tiles[source];
             }
             {
-                let entry = tid + 4u * THREADS;
-                let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
-                next_p_4 = p_tiles[source];
-                next_dp_4 = d_p_tiles[source];
-            }
-            {
-                let entry = tid + 5u * THREADS;
-                let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
-                next_p_5 = p_tiles[source];
-                next_dp_5 = d_p_tiles[source];
-            }
-            {
-                let entry = tid + 6u * THREADS;
-                let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
-                next_p_6 = p_tiles[source];
-                next_dp_6 = d_p_tiles[source];
-            }
-            {
-                let entry = tid + 7u * THREADS;
-                let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
-                next_p_7 = p_tiles[source];
-                next_dp_7 = d_p_tiles[source];
-            }
-            {
                 let entry = tid;
                 next_k_0 = read_k(k_first, next_key + entry / COL_VECS, first_channel + entry % COL_VECS);
             }
@@ -445,20 +349,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE];
                 {
                     let b_0 = tile[COL_TILE + col];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + COL_VECS];
@@ -466,10 +362,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 2u * COL_VECS];
@@ -477,10 +369,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 3u * COL_VECS];
@@ -488,10 +376,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
             {
@@ -499,20 +383,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 1u];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 1u];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 1u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 1u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 1u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 1u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 1u];
                 {
                     let b_0 = tile[COL_TILE + col + 4u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 5u * COL_VECS];
@@ -520,10 +396,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 6u * COL_VECS];
@@ -531,10 +403,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 7u * COL_VECS];
@@ -542,10 +410,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
             {
@@ -553,20 +417,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 2u];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 2u];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 2u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 2u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 2u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 2u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 2u];
                 {
                     let b_0 = tile[COL_TILE + col + 8u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 9u * COL_VECS];
@@ -574,10 +430,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 10u * COL_VECS];
@@ -585,10 +437,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 11u * COL_VECS];
@@ -596,10 +444,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
             {
@@ -607,20 +451,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 3u];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 3u];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 3u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 3u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 3u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 3u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 3u];
                 {
                     let b_0 = tile[COL_TILE + col + 12u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 13u * COL_VECS];
@@ -628,10 +464,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 14u * COL_VECS];
@@ -639,10 +471,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 15u * COL_VECS];
@@ -650,10 +478,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
             {
@@ -661,20 +485,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 4u];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 4u];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 4u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 4u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 4u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 4u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 4u];
                 {
                     let b_0 = tile[COL_TILE + col + 16u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 17u * COL_VECS];
@@ -682,10 +498,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 18u * COL_VECS];
@@ -693,10 +505,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 19u * COL_VECS];
@@ -704,10 +512,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
             {
@@ -715,20 +519,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 5u];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 5u];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 5u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 5u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 5u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 5u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 5u];
                 {
                     let b_0 = tile[COL_TILE + col + 20u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 21u * COL_VECS];
@@ -736,10 +532,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 22u * COL_VECS];
@@ -747,10 +539,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 23u * COL_VECS];
@@ -758,10 +546,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
             {
@@ -769,20 +553,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 6u];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 6u];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 6u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 6u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 6u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 6u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 6u];
                 {
                     let b_0 = tile[COL_TILE + col + 24u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 25u * COL_VECS];
@@ -790,10 +566,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 26u * COL_VECS];
@@ -801,10 +573,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 27u * COL_VECS];
@@ -812,10 +580,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
             {
@@ -823,20 +587,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 7u];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 7u];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 7u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 7u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 7u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 7u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 7u];
                 {
                     let b_0 = tile[COL_TILE + col + 28u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 29u * COL_VECS];
@@ -844,10 +600,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 30u * COL_VECS];
@@ -855,10 +607,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 31u * COL_VECS];
@@ -866,10 +614,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
         }
@@ -898,29 +642,5 @@ fn attention_dq(
         let d_q_row = d_q_row_at(part, batch, query_3, head);
         let factor = call.scale * row_terms[first_row + row + 3u * ROW_THREADS].x;  // dS lacks it
         write_d_q(d_q_row, first_channel + col, dq_3_0 * factor, call.add_q != 0u);
-    }
-    let query_4 = first_query + row + 4u * ROW_THREADS;
-    if (query_4 < call.q_len) {
-        let d_q_row = d_q_row_at(part, batch, query_4, head);
-        let factor = call.scale * row_terms[first_row + row + 4u * ROW_THREADS].x;  // dS lacks it
-        write_d_q(d_q_row, first_channel + col, dq_4_0 * factor, call.add_q != 0u);
-    }
-    let query_5 = first_query + row + 5u * ROW_THREADS;
-    if (query_5 < call.q_len) {
-        let d_q_row = d_q_row_at(part, batch, query_5, head);
-        let factor = call.scale * row_terms[first_row + row + 5u * ROW_THREADS].x;  // dS lacks it
-        write_d_q(d_q_row, first_channel + col, dq_5_0 * factor, call.add_q != 0u);
-    }
-    let query_6 = first_query + row + 6u * ROW_THREADS;
-    if (query_6 < call.q_len) {
-        let d_q_row = d_q_row_at(part, batch, query_6, head);
-        let factor = call.scale * row_terms[first_row + row + 6u * ROW_THREADS].x;  // dS lacks it
-        write_d_q(d_q_row, first_channel + col, dq_6_0 * factor, call.add_q != 0u);
-    }
-    let query_7 = first_query + row + 7u * ROW_THREADS;
-    if (query_7 < call.q_len) {
-        let d_q_row = d_q_row_at(part, batch, query_7, head);
-        let factor = call.scale * row_terms[first_row + row + 7u * ROW_THREADS].x;  // dS lacks it
-        write_d_q(d_q_row, first_channel + col, dq_7_0 * factor, call.add_q != 0u);
     }
 }

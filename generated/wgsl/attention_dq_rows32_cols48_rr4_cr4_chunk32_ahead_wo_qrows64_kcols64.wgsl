@@ -1,4 +1,4 @@
-// attention_dq_rows64_cols64_rr8_cr4_chunk32_ahead_wo_qrows128_kcols128
+// attention_dq_rows32_cols48_rr4_cr4_chunk32_ahead_wo_qrows64_kcols64
 //
 // dQ from a strip of P and dP.
 //
@@ -6,21 +6,21 @@
 //
 // One workgroup owns a block of ROWS queries (wg.y, the last first: under a causal mask they see most) × block wg.z of COLS
 // channels of one slot, for one of the key_parts that the blocks of KEY_COLS keys are split into (wg.x). It loops over the keys,
-// CHUNK at a time. A thread holds 8 queries × 4 channels: dq_<query>_<channels>.
+// CHUNK at a time. A thread holds 4 queries × 4 channels: dq_<query>_<channels>.
 // What slots, strips, spans, hulls and parts are, and the whole algorithm: templates/tiled/README.md
 
-const ROWS: u32 = 64u;  // queries
-const COLS: u32 = 64u;  // channels
+const ROWS: u32 = 32u;  // queries
+const COLS: u32 = 48u;  // channels
 const COL_VECS: u32 = COLS / 4u;  // vec4 elements of a staged row of K
 const ROW_THREADS: u32 = 8u;  // threads that share a channel
-const COL_THREADS: u32 = 16u;  // threads that share a query
-const THREADS: u32 = 128u;
+const COL_THREADS: u32 = 12u;  // threads that share a query
+const THREADS: u32 = 96u;
 const CHUNK: u32 = 32u;  // keys
 const ROW_VECS: u32 = CHUNK / 4u;  // vec4 elements of a staged row of dS
 const ROW_STRIDE: u32 = ROW_VECS + 1u;  // one vec4 of padding keeps the rows in different banks
 const COL_TILE: u32 = ROWS * ROW_STRIDE;  // where in a chunk the rows of K begin
-const QUERY_ROWS: u32 = 128u;  // queries of a block of scores
-const KEY_COLS: u32 = 128u;  // and its keys
+const QUERY_ROWS: u32 = 64u;  // queries of a block of scores
+const KEY_COLS: u32 = 64u;  // and its keys
 const KEY_VECS: u32 = KEY_COLS / 4u;
 override HEAD_DIM: u32;  // channels, a multiple of 4
 
@@ -58,8 +58,8 @@ struct Call {
 @group(0) @binding(5) var<storage, read_write> d_q: array<vec4<f32>>;
 @group(0) @binding(6) var<uniform> call: Call;
 
-// Workgroup memory: 17408 bytes.
-var<workgroup> tile: array<vec4<f32>, 1088>;
+// Workgroup memory: 10752 bytes.
+var<workgroup> tile: array<vec4<f32>, 672>;
 
 fn are_finite(x: vec4<f32>) -> vec4<bool> {
     return (bitcast<vec4<u32>>(x) & vec4<u32>(0x7f800000u)) != vec4<u32>(0x7f800000u);
@@ -131,7 +131,7 @@ fn write_d_q(row: u32, channel: u32, x: vec4<f32>, add: bool) {
     }
 }
 
-@compute @workgroup_size(128, 1, 1)
+@compute @workgroup_size(96, 1, 1)
 fn attention_dq(
     @builtin(workgroup_id) workgroup: vec3<u32>,
     @builtin(num_workgroups) workgroups: vec3<u32>,
@@ -154,16 +154,12 @@ fn attention_dq(
     let k_first = k_start(batch, kv_head);
 
     // This thread's queries are row, row + ROW_THREADS, …, its channels the fours col, col + COL_THREADS, …
-    let row = tid / 32u / (COL_THREADS / 8u) * 4u + tid % 32u / 8u;
-    let col = tid / 32u % (COL_THREADS / 8u) * 8u + tid % 8u;
+    let row = tid / COL_THREADS;
+    let col = tid % COL_THREADS;
     var dq_0_0 = vec4<f32>();
     var dq_1_0 = vec4<f32>();
     var dq_2_0 = vec4<f32>();
     var dq_3_0 = vec4<f32>();
-    var dq_4_0 = vec4<f32>();
-    var dq_5_0 = vec4<f32>();
-    var dq_6_0 = vec4<f32>();
-    var dq_7_0 = vec4<f32>();
 
     // This part of the blocks of scores that the hull meets. Each of them was written whole.
     let base = base_of(hull);
@@ -185,10 +181,7 @@ fn attention_dq(
         let delta_1 = row_terms[first_row + (tid + THREADS) / ROW_VECS].y;
         var next_p_2: vec4<f32>;
         var next_dp_2: vec4<f32>;
-        let delta_2 = row_terms[first_row + (tid + 2u * THREADS) / ROW_VECS].y;
-        var next_p_3: vec4<f32>;
-        var next_dp_3: vec4<f32>;
-        let delta_3 = row_terms[first_row + (tid + 3u * THREADS) / ROW_VECS].y;
+        let delta_2 = row_terms[first_row + min(tid + 2u * THREADS, ROWS * ROW_VECS - 1u) / ROW_VECS].y;
         var next_k_0: vec4<f32>;
         var next_k_1: vec4<f32>;
         var next_k_2: vec4<f32>;
@@ -206,17 +199,11 @@ fn attention_dq(
             next_p_1 = p_tiles[source];
             next_dp_1 = d_p_tiles[source];
         }
-        {
+        if (tid + 2u * THREADS < ROWS * ROW_VECS) {
             let entry = tid + 2u * THREADS;
             let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
             next_p_2 = p_tiles[source];
             next_dp_2 = d_p_tiles[source];
-        }
-        {
-            let entry = tid + 3u * THREADS;
-            let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
-            next_p_3 = p_tiles[source];
-            next_dp_3 = d_p_tiles[source];
         }
         {
             let entry = tid;
@@ -245,13 +232,9 @@ fn attention_dq(
                     let entry = tid + THREADS;
                     tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = next_p_1 * (next_dp_1 - delta_1);
                 }
-                {
+                if (tid + 2u * THREADS < ROWS * ROW_VECS) {
                     let entry = tid + 2u * THREADS;
                     tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = next_p_2 * (next_dp_2 - delta_2);
-                }
-                {
-                    let entry = tid + 3u * THREADS;
-                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = next_p_3 * (next_dp_3 - delta_3);
                 }
                 {
                     let entry = tid;
@@ -278,13 +261,9 @@ fn attention_dq(
                     let entry = tid + THREADS;
                     tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = d_s(next_p_1, next_dp_1, delta_1);
                 }
-                {
+                if (tid + 2u * THREADS < ROWS * ROW_VECS) {
                     let entry = tid + 2u * THREADS;
                     tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = d_s(next_p_2, next_dp_2, delta_2);
-                }
-                {
-                    let entry = tid + 3u * THREADS;
-                    tile[entry / ROW_VECS * ROW_STRIDE + entry % ROW_VECS] = d_s(next_p_3, next_dp_3, delta_3);
                 }
                 {
                     let entry = tid;
@@ -320,17 +299,11 @@ fn attention_dq(
                 next_p_1 = p_tiles[source];
                 next_dp_1 = d_p_tiles[source];
             }
-            {
+            if (tid + 2u * THREADS < ROWS * ROW_VECS) {
                 let entry = tid + 2u * THREADS;
                 let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
                 next_p_2 = p_tiles[source];
                 next_dp_2 = d_p_tiles[source];
-            }
-            {
-                let entry = tid + 3u * THREADS;
-                let source = tile_at + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS;
-                next_p_3 = p_tiles[source];
-                next_dp_3 = d_p_tiles[source];
             }
             {
                 let entry = tid;
@@ -354,20 +327,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE];
                 {
                     let b_0 = tile[COL_TILE + col];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + COL_VECS];
@@ -375,10 +340,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 2u * COL_VECS];
@@ -386,10 +347,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 3u * COL_VECS];
@@ -397,10 +354,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
             {
@@ -408,20 +361,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 1u];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 1u];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 1u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 1u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 1u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 1u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 1u];
                 {
                     let b_0 = tile[COL_TILE + col + 4u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 5u * COL_VECS];
@@ -429,10 +374,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 6u * COL_VECS];
@@ -440,10 +381,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 7u * COL_VECS];
@@ -451,10 +388,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
             {
@@ -462,20 +395,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 2u];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 2u];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 2u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 2u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 2u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 2u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 2u];
                 {
                     let b_0 = tile[COL_TILE + col + 8u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 9u * COL_VECS];
@@ -483,10 +408,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 10u * COL_VECS];
@@ -494,10 +415,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 11u * COL_VECS];
@@ -505,10 +422,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
             {
@@ -516,20 +429,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 3u];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 3u];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 3u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 3u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 3u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 3u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 3u];
                 {
                     let b_0 = tile[COL_TILE + col + 12u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 13u * COL_VECS];
@@ -537,10 +442,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 14u * COL_VECS];
@@ -548,10 +449,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 15u * COL_VECS];
@@ -559,10 +456,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
             {
@@ -570,20 +463,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 4u];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 4u];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 4u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 4u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 4u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 4u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 4u];
                 {
                     let b_0 = tile[COL_TILE + col + 16u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 17u * COL_VECS];
@@ -591,10 +476,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 18u * COL_VECS];
@@ -602,10 +483,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 19u * COL_VECS];
@@ -613,10 +490,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
             {
@@ -624,20 +497,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 5u];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 5u];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 5u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 5u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 5u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 5u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 5u];
                 {
                     let b_0 = tile[COL_TILE + col + 20u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 21u * COL_VECS];
@@ -645,10 +510,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 22u * COL_VECS];
@@ -656,10 +517,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 23u * COL_VECS];
@@ -667,10 +524,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
             {
@@ -678,20 +531,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 6u];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 6u];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 6u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 6u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 6u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 6u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 6u];
                 {
                     let b_0 = tile[COL_TILE + col + 24u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 25u * COL_VECS];
@@ -699,10 +544,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 26u * COL_VECS];
@@ -710,10 +551,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 27u * COL_VECS];
@@ -721,10 +558,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
             {
@@ -732,20 +565,12 @@ fn attention_dq(
                 let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 7u];
                 let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 7u];
                 let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 7u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 7u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 7u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 7u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 7u];
                 {
                     let b_0 = tile[COL_TILE + col + 28u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 29u * COL_VECS];
@@ -753,10 +578,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 30u * COL_VECS];
@@ -764,10 +585,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 31u * COL_VECS];
@@ -775,10 +592,6 @@ fn attention_dq(
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
                 }
             }
         }
@@ -807,29 +620,5 @@ fn attention_dq(
         let d_q_row = d_q_row_at(part, batch, query_3, head);
         let factor = call.scale * row_terms[first_row + row + 3u * ROW_THREADS].x;  // dS lacks it
         write_d_q(d_q_row, first_channel + col, dq_3_0 * factor, call.add_q != 0u);
-    }
-    let query_4 = first_query + row + 4u * ROW_THREADS;
-    if (query_4 < call.q_len) {
-        let d_q_row = d_q_row_at(part, batch, query_4, head);
-        let factor = call.scale * row_terms[first_row + row + 4u * ROW_THREADS].x;  // dS lacks it
-        write_d_q(d_q_row, first_channel + col, dq_4_0 * factor, call.add_q != 0u);
-    }
-    let query_5 = first_query + row + 5u * ROW_THREADS;
-    if (query_5 < call.q_len) {
-        let d_q_row = d_q_row_at(part, batch, query_5, head);
-        let factor = call.scale * row_terms[first_row + row + 5u * ROW_THREADS].x;  // dS lacks it
-        write_d_q(d_q_row, first_channel + col, dq_5_0 * factor, call.add_q != 0u);
-    }
-    let query_6 = first_query + row + 6u * ROW_THREADS;
-    if (query_6 < call.q_len) {
-        let d_q_row = d_q_row_at(part, batch, query_6, head);
-        let factor = call.scale * row_terms[first_row + row + 6u * ROW_THREADS].x;  // dS lacks it
-        write_d_q(d_q_row, first_channel + col, dq_6_0 * factor, call.add_q != 0u);
-    }
-    let query_7 = first_query + row + 7u * ROW_THREADS;
-    if (query_7 < call.q_len) {
-        let d_q_row = d_q_row_at(part, batch, query_7, head);
-        let factor = call.scale * row_terms[first_row + row + 7u * ROW_THREADS].x;  // dS lacks it
-        write_d_q(d_q_row, first_channel + col, dq_7_0 * factor, call.add_q != 0u);
     }
 }

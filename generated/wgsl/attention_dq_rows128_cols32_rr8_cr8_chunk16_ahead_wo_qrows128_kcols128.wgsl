@@ -1,4 +1,4 @@
-// attention_dq_rows64_cols32_rr8_cr4_chunk32_ahead_wo_qrows64_kcols64
+// attention_dq_rows128_cols32_rr8_cr8_chunk16_ahead_wo_qrows128_kcols128
 //
 // dQ from a strip of P and dP.
 //
@@ -6,20 +6,21 @@
 //
 // One workgroup owns a block of ROWS queries (wg.y, the last first: under a causal mask they see most) × block wg.z of COLS
 // channels of one slot, for one of the key_parts that the blocks of KEY_COLS keys are split into (wg.x). It loops over the keys,
-// CHUNK at a time. A thread holds 8 queries × 4 channels: dq_<query>_<channels>.
+// CHUNK at a time. A thread holds 8 queries × 8 channels: dq_<query>_<channels>.
 // What slots, strips, spans, hulls and parts are, and the whole algorithm: templates/tiled/README.md
 
-const ROWS: u32 = 64u;  // queries
+const ROWS: u32 = 128u;  // queries
 const COLS: u32 = 32u;  // channels
 const COL_VECS: u32 = COLS / 4u;  // vec4 elements of a staged row of K
-const ROW_THREADS: u32 = 8u;  // threads that share a channel
+const ROW_THREADS: u32 = 16u;  // threads that share a channel
+const COL_THREADS: u32 = 4u;  // threads that share a query
 const THREADS: u32 = 64u;
-const CHUNK: u32 = 32u;  // keys
+const CHUNK: u32 = 16u;  // keys
 const ROW_VECS: u32 = CHUNK / 4u;  // vec4 elements of a staged row of dS
 const ROW_STRIDE: u32 = ROW_VECS + 1u;  // one vec4 of padding keeps the rows in different banks
 const COL_TILE: u32 = ROWS * ROW_STRIDE;  // where in a chunk the rows of K begin
-const QUERY_ROWS: u32 = 64u;  // queries of a block of scores
-const KEY_COLS: u32 = 64u;  // and its keys
+const QUERY_ROWS: u32 = 128u;  // queries of a block of scores
+const KEY_COLS: u32 = 128u;  // and its keys
 const KEY_VECS: u32 = KEY_COLS / 4u;
 override HEAD_DIM: u32;  // channels, a multiple of 4
 
@@ -57,8 +58,8 @@ struct Call {
 @group(0) @binding(5) var<storage, read_write> d_q: array<vec4<f32>>;
 @group(0) @binding(6) var<uniform> call: Call;
 
-// Workgroup memory: 13312 bytes.
-var<workgroup> tile: array<vec4<f32>, 832>;
+// Workgroup memory: 12288 bytes.
+var<workgroup> tile: array<vec4<f32>, 768>;
 
 fn are_finite(x: vec4<f32>) -> vec4<bool> {
     return (bitcast<vec4<u32>>(x) & vec4<u32>(0x7f800000u)) != vec4<u32>(0x7f800000u);
@@ -153,16 +154,24 @@ fn attention_dq(
     let k_first = k_start(batch, kv_head);
 
     // This thread's queries are row, row + ROW_THREADS, …, its channels the fours col, col + COL_THREADS, …
-    let row = tid / 32u * 4u + tid % 32u / 8u;
-    let col = tid % 8u;
+    let row = tid / COL_THREADS;
+    let col = tid % COL_THREADS;
     var dq_0_0 = vec4<f32>();
+    var dq_0_1 = vec4<f32>();
     var dq_1_0 = vec4<f32>();
+    var dq_1_1 = vec4<f32>();
     var dq_2_0 = vec4<f32>();
+    var dq_2_1 = vec4<f32>();
     var dq_3_0 = vec4<f32>();
+    var dq_3_1 = vec4<f32>();
     var dq_4_0 = vec4<f32>();
+    var dq_4_1 = vec4<f32>();
     var dq_5_0 = vec4<f32>();
+    var dq_5_1 = vec4<f32>();
     var dq_6_0 = vec4<f32>();
+    var dq_6_1 = vec4<f32>();
     var dq_7_0 = vec4<f32>();
+    var dq_7_1 = vec4<f32>();
 
     // This part of the blocks of scores that the hull meets. Each of them was written whole.
     let base = base_of(hull);
@@ -202,8 +211,6 @@ fn attention_dq(
         let delta_7 = row_terms[first_row + (tid + 7u * THREADS) / ROW_VECS].y;
         var next_k_0: vec4<f32>;
         var next_k_1: vec4<f32>;
-        var next_k_2: vec4<f32>;
-        var next_k_3: vec4<f32>;
         stored_key = next_key;
         {
             let entry = tid;
@@ -261,14 +268,6 @@ fn attention_dq(
             let entry = tid + THREADS;
             next_k_1 = read_k(k_first, next_key + entry / COL_VECS, first_channel + entry % COL_VECS);
         }
-        {
-            let entry = tid + 2u * THREADS;
-            next_k_2 = read_k(k_first, next_key + entry / COL_VECS, first_channel + entry % COL_VECS);
-        }
-        {
-            let entry = tid + 3u * THREADS;
-            next_k_3 = read_k(k_first, next_key + entry / COL_VECS, first_channel + entry % COL_VECS);
-        }
         for (var key = begin; key < end; key += CHUNK) {
             workgroupBarrier();  // the chunk before has been read
             if (i32(stored_key) >= hull.y && i32(stored_key + CHUNK) <= hull.z) {  // every query sees every key of the chunk
@@ -312,14 +311,6 @@ fn attention_dq(
                     let entry = tid + THREADS;
                     tile[COL_TILE + entry] = next_k_1;
                 }
-                {
-                    let entry = tid + 2u * THREADS;
-                    tile[COL_TILE + entry] = next_k_2;
-                }
-                {
-                    let entry = tid + 3u * THREADS;
-                    tile[COL_TILE + entry] = next_k_3;
-                }
             } else {
                 {
                     let entry = tid;
@@ -360,14 +351,6 @@ fn attention_dq(
                 {
                     let entry = tid + THREADS;
                     tile[COL_TILE + entry] = finite_or_zero(next_k_1);
-                }
-                {
-                    let entry = tid + 2u * THREADS;
-                    tile[COL_TILE + entry] = finite_or_zero(next_k_2);
-                }
-                {
-                    let entry = tid + 3u * THREADS;
-                    tile[COL_TILE + entry] = finite_or_zero(next_k_3);
                 }
             }
             if (next_key + CHUNK < end) {
@@ -431,14 +414,6 @@ fn attention_dq(
                 let entry = tid + THREADS;
                 next_k_1 = read_k(k_first, next_key + entry / COL_VECS, first_channel + entry % COL_VECS);
             }
-            {
-                let entry = tid + 2u * THREADS;
-                next_k_2 = read_k(k_first, next_key + entry / COL_VECS, first_channel + entry % COL_VECS);
-            }
-            {
-                let entry = tid + 3u * THREADS;
-                next_k_3 = read_k(k_first, next_key + entry / COL_VECS, first_channel + entry % COL_VECS);
-            }
             workgroupBarrier();  // the chunk is complete
             {
                 let a_0 = tile[row * ROW_STRIDE];
@@ -451,47 +426,83 @@ fn attention_dq(
                 let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE];
                 {
                     let b_0 = tile[COL_TILE + col];
+                    let b_1 = tile[COL_TILE + col + COL_THREADS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
+                    dq_0_1 = fma(vec4<f32>(a_0.x), b_1, dq_0_1);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
+                    dq_1_1 = fma(vec4<f32>(a_1.x), b_1, dq_1_1);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
+                    dq_2_1 = fma(vec4<f32>(a_2.x), b_1, dq_2_1);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
+                    dq_3_1 = fma(vec4<f32>(a_3.x), b_1, dq_3_1);
                     dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
+                    dq_4_1 = fma(vec4<f32>(a_4.x), b_1, dq_4_1);
                     dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
+                    dq_5_1 = fma(vec4<f32>(a_5.x), b_1, dq_5_1);
                     dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
+                    dq_6_1 = fma(vec4<f32>(a_6.x), b_1, dq_6_1);
                     dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
+                    dq_7_1 = fma(vec4<f32>(a_7.x), b_1, dq_7_1);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + COL_VECS];
+                    let b_1 = tile[COL_TILE + col + COL_THREADS + COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.y), b_0, dq_0_0);
+                    dq_0_1 = fma(vec4<f32>(a_0.y), b_1, dq_0_1);
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
+                    dq_1_1 = fma(vec4<f32>(a_1.y), b_1, dq_1_1);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
+                    dq_2_1 = fma(vec4<f32>(a_2.y), b_1, dq_2_1);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
+                    dq_3_1 = fma(vec4<f32>(a_3.y), b_1, dq_3_1);
                     dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
+                    dq_4_1 = fma(vec4<f32>(a_4.y), b_1, dq_4_1);
                     dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
+                    dq_5_1 = fma(vec4<f32>(a_5.y), b_1, dq_5_1);
                     dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
+                    dq_6_1 = fma(vec4<f32>(a_6.y), b_1, dq_6_1);
                     dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
+                    dq_7_1 = fma(vec4<f32>(a_7.y), b_1, dq_7_1);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 2u * COL_VECS];
+                    let b_1 = tile[COL_TILE + col + COL_THREADS + 2u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.z), b_0, dq_0_0);
+                    dq_0_1 = fma(vec4<f32>(a_0.z), b_1, dq_0_1);
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
+                    dq_1_1 = fma(vec4<f32>(a_1.z), b_1, dq_1_1);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
+                    dq_2_1 = fma(vec4<f32>(a_2.z), b_1, dq_2_1);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
+                    dq_3_1 = fma(vec4<f32>(a_3.z), b_1, dq_3_1);
                     dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
+                    dq_4_1 = fma(vec4<f32>(a_4.z), b_1, dq_4_1);
                     dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
+                    dq_5_1 = fma(vec4<f32>(a_5.z), b_1, dq_5_1);
                     dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
+                    dq_6_1 = fma(vec4<f32>(a_6.z), b_1, dq_6_1);
                     dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
+                    dq_7_1 = fma(vec4<f32>(a_7.z), b_1, dq_7_1);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 3u * COL_VECS];
+                    let b_1 = tile[COL_TILE + col + COL_THREADS + 3u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.w), b_0, dq_0_0);
+                    dq_0_1 = fma(vec4<f32>(a_0.w), b_1, dq_0_1);
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
+                    dq_1_1 = fma(vec4<f32>(a_1.w), b_1, dq_1_1);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
+                    dq_2_1 = fma(vec4<f32>(a_2.w), b_1, dq_2_1);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
+                    dq_3_1 = fma(vec4<f32>(a_3.w), b_1, dq_3_1);
                     dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
+                    dq_4_1 = fma(vec4<f32>(a_4.w), b_1, dq_4_1);
                     dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
+                    dq_5_1 = fma(vec4<f32>(a_5.w), b_1, dq_5_1);
                     dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
+                    dq_6_1 = fma(vec4<f32>(a_6.w), b_1, dq_6_1);
                     dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
+                    dq_7_1 = fma(vec4<f32>(a_7.w), b_1, dq_7_1);
                 }
             }
             {
@@ -505,47 +516,83 @@ fn attention_dq(
                 let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 1u];
                 {
                     let b_0 = tile[COL_TILE + col + 4u * COL_VECS];
+                    let b_1 = tile[COL_TILE + col + COL_THREADS + 4u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
+                    dq_0_1 = fma(vec4<f32>(a_0.x), b_1, dq_0_1);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
+                    dq_1_1 = fma(vec4<f32>(a_1.x), b_1, dq_1_1);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
+                    dq_2_1 = fma(vec4<f32>(a_2.x), b_1, dq_2_1);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
+                    dq_3_1 = fma(vec4<f32>(a_3.x), b_1, dq_3_1);
                     dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
+                    dq_4_1 = fma(vec4<f32>(a_4.x), b_1, dq_4_1);
                     dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
+                    dq_5_1 = fma(vec4<f32>(a_5.x), b_1, dq_5_1);
                     dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
+                    dq_6_1 = fma(vec4<f32>(a_6.x), b_1, dq_6_1);
                     dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
+                    dq_7_1 = fma(vec4<f32>(a_7.x), b_1, dq_7_1);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 5u * COL_VECS];
+                    let b_1 = tile[COL_TILE + col + COL_THREADS + 5u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.y), b_0, dq_0_0);
+                    dq_0_1 = fma(vec4<f32>(a_0.y), b_1, dq_0_1);
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
+                    dq_1_1 = fma(vec4<f32>(a_1.y), b_1, dq_1_1);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
+                    dq_2_1 = fma(vec4<f32>(a_2.y), b_1, dq_2_1);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
+                    dq_3_1 = fma(vec4<f32>(a_3.y), b_1, dq_3_1);
                     dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
+                    dq_4_1 = fma(vec4<f32>(a_4.y), b_1, dq_4_1);
                     dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
+                    dq_5_1 = fma(vec4<f32>(a_5.y), b_1, dq_5_1);
                     dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
+                    dq_6_1 = fma(vec4<f32>(a_6.y), b_1, dq_6_1);
                     dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
+                    dq_7_1 = fma(vec4<f32>(a_7.y), b_1, dq_7_1);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 6u * COL_VECS];
+                    let b_1 = tile[COL_TILE + col + COL_THREADS + 6u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.z), b_0, dq_0_0);
+                    dq_0_1 = fma(vec4<f32>(a_0.z), b_1, dq_0_1);
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
+                    dq_1_1 = fma(vec4<f32>(a_1.z), b_1, dq_1_1);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
+                    dq_2_1 = fma(vec4<f32>(a_2.z), b_1, dq_2_1);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
+                    dq_3_1 = fma(vec4<f32>(a_3.z), b_1, dq_3_1);
                     dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
+                    dq_4_1 = fma(vec4<f32>(a_4.z), b_1, dq_4_1);
                     dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
+                    dq_5_1 = fma(vec4<f32>(a_5.z), b_1, dq_5_1);
                     dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
+                    dq_6_1 = fma(vec4<f32>(a_6.z), b_1, dq_6_1);
                     dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
+                    dq_7_1 = fma(vec4<f32>(a_7.z), b_1, dq_7_1);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 7u * COL_VECS];
+                    let b_1 = tile[COL_TILE + col + COL_THREADS + 7u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.w), b_0, dq_0_0);
+                    dq_0_1 = fma(vec4<f32>(a_0.w), b_1, dq_0_1);
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
+                    dq_1_1 = fma(vec4<f32>(a_1.w), b_1, dq_1_1);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
+                    dq_2_1 = fma(vec4<f32>(a_2.w), b_1, dq_2_1);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
+                    dq_3_1 = fma(vec4<f32>(a_3.w), b_1, dq_3_1);
                     dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
+                    dq_4_1 = fma(vec4<f32>(a_4.w), b_1, dq_4_1);
                     dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
+                    dq_5_1 = fma(vec4<f32>(a_5.w), b_1, dq_5_1);
                     dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
+                    dq_6_1 = fma(vec4<f32>(a_6.w), b_1, dq_6_1);
                     dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
+                    dq_7_1 = fma(vec4<f32>(a_7.w), b_1, dq_7_1);
                 }
             }
             {
@@ -559,47 +606,83 @@ fn attention_dq(
                 let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 2u];
                 {
                     let b_0 = tile[COL_TILE + col + 8u * COL_VECS];
+                    let b_1 = tile[COL_TILE + col + COL_THREADS + 8u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
+                    dq_0_1 = fma(vec4<f32>(a_0.x), b_1, dq_0_1);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
+                    dq_1_1 = fma(vec4<f32>(a_1.x), b_1, dq_1_1);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
+                    dq_2_1 = fma(vec4<f32>(a_2.x), b_1, dq_2_1);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
+                    dq_3_1 = fma(vec4<f32>(a_3.x), b_1, dq_3_1);
                     dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
+                    dq_4_1 = fma(vec4<f32>(a_4.x), b_1, dq_4_1);
                     dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
+                    dq_5_1 = fma(vec4<f32>(a_5.x), b_1, dq_5_1);
                     dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
+                    dq_6_1 = fma(vec4<f32>(a_6.x), b_1, dq_6_1);
                     dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
+                    dq_7_1 = fma(vec4<f32>(a_7.x), b_1, dq_7_1);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 9u * COL_VECS];
+                    let b_1 = tile[COL_TILE + col + COL_THREADS + 9u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.y), b_0, dq_0_0);
+                    dq_0_1 = fma(vec4<f32>(a_0.y), b_1, dq_0_1);
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
+                    dq_1_1 = fma(vec4<f32>(a_1.y), b_1, dq_1_1);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
+                    dq_2_1 = fma(vec4<f32>(a_2.y), b_1, dq_2_1);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
+                    dq_3_1 = fma(vec4<f32>(a_3.y), b_1, dq_3_1);
                     dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
+                    dq_4_1 = fma(vec4<f32>(a_4.y), b_1, dq_4_1);
                     dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
+                    dq_5_1 = fma(vec4<f32>(a_5.y), b_1, dq_5_1);
                     dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
+                    dq_6_1 = fma(vec4<f32>(a_6.y), b_1, dq_6_1);
                     dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
+                    dq_7_1 = fma(vec4<f32>(a_7.y), b_1, dq_7_1);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 10u * COL_VECS];
+                    let b_1 = tile[COL_TILE + col + COL_THREADS + 10u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.z), b_0, dq_0_0);
+                    dq_0_1 = fma(vec4<f32>(a_0.z), b_1, dq_0_1);
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
+                    dq_1_1 = fma(vec4<f32>(a_1.z), b_1, dq_1_1);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
+                    dq_2_1 = fma(vec4<f32>(a_2.z), b_1, dq_2_1);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
+                    dq_3_1 = fma(vec4<f32>(a_3.z), b_1, dq_3_1);
                     dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
+                    dq_4_1 = fma(vec4<f32>(a_4.z), b_1, dq_4_1);
                     dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
+                    dq_5_1 = fma(vec4<f32>(a_5.z), b_1, dq_5_1);
                     dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
+                    dq_6_1 = fma(vec4<f32>(a_6.z), b_1, dq_6_1);
                     dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
+                    dq_7_1 = fma(vec4<f32>(a_7.z), b_1, dq_7_1);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 11u * COL_VECS];
+                    let b_1 = tile[COL_TILE + col + COL_THREADS + 11u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.w), b_0, dq_0_0);
+                    dq_0_1 = fma(vec4<f32>(a_0.w), b_1, dq_0_1);
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
+                    dq_1_1 = fma(vec4<f32>(a_1.w), b_1, dq_1_1);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
+                    dq_2_1 = fma(vec4<f32>(a_2.w), b_1, dq_2_1);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
+                    dq_3_1 = fma(vec4<f32>(a_3.w), b_1, dq_3_1);
                     dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
+                    dq_4_1 = fma(vec4<f32>(a_4.w), b_1, dq_4_1);
                     dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
+                    dq_5_1 = fma(vec4<f32>(a_5.w), b_1, dq_5_1);
                     dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
+                    dq_6_1 = fma(vec4<f32>(a_6.w), b_1, dq_6_1);
                     dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
+                    dq_7_1 = fma(vec4<f32>(a_7.w), b_1, dq_7_1);
                 }
             }
             {
@@ -613,263 +696,83 @@ fn attention_dq(
                 let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 3u];
                 {
                     let b_0 = tile[COL_TILE + col + 12u * COL_VECS];
+                    let b_1 = tile[COL_TILE + col + COL_THREADS + 12u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
+                    dq_0_1 = fma(vec4<f32>(a_0.x), b_1, dq_0_1);
                     dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
+                    dq_1_1 = fma(vec4<f32>(a_1.x), b_1, dq_1_1);
                     dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
+                    dq_2_1 = fma(vec4<f32>(a_2.x), b_1, dq_2_1);
                     dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
+                    dq_3_1 = fma(vec4<f32>(a_3.x), b_1, dq_3_1);
                     dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
+                    dq_4_1 = fma(vec4<f32>(a_4.x), b_1, dq_4_1);
                     dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
+                    dq_5_1 = fma(vec4<f32>(a_5.x), b_1, dq_5_1);
                     dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
+                    dq_6_1 = fma(vec4<f32>(a_6.x), b_1, dq_6_1);
                     dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
+                    dq_7_1 = fma(vec4<f32>(a_7.x), b_1, dq_7_1);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 13u * COL_VECS];
+                    let b_1 = tile[COL_TILE + col + COL_THREADS + 13u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.y), b_0, dq_0_0);
+                    dq_0_1 = fma(vec4<f32>(a_0.y), b_1, dq_0_1);
                     dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
+                    dq_1_1 = fma(vec4<f32>(a_1.y), b_1, dq_1_1);
                     dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
+                    dq_2_1 = fma(vec4<f32>(a_2.y), b_1, dq_2_1);
                     dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
+                    dq_3_1 = fma(vec4<f32>(a_3.y), b_1, dq_3_1);
                     dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
+                    dq_4_1 = fma(vec4<f32>(a_4.y), b_1, dq_4_1);
                     dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
+                    dq_5_1 = fma(vec4<f32>(a_5.y), b_1, dq_5_1);
                     dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
+                    dq_6_1 = fma(vec4<f32>(a_6.y), b_1, dq_6_1);
                     dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
+                    dq_7_1 = fma(vec4<f32>(a_7.y), b_1, dq_7_1);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 14u * COL_VECS];
+                    let b_1 = tile[COL_TILE + col + COL_THREADS + 14u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.z), b_0, dq_0_0);
+                    dq_0_1 = fma(vec4<f32>(a_0.z), b_1, dq_0_1);
                     dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
+                    dq_1_1 = fma(vec4<f32>(a_1.z), b_1, dq_1_1);
                     dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
+                    dq_2_1 = fma(vec4<f32>(a_2.z), b_1, dq_2_1);
                     dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
+                    dq_3_1 = fma(vec4<f32>(a_3.z), b_1, dq_3_1);
                     dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
+                    dq_4_1 = fma(vec4<f32>(a_4.z), b_1, dq_4_1);
                     dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
+                    dq_5_1 = fma(vec4<f32>(a_5.z), b_1, dq_5_1);
                     dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
+                    dq_6_1 = fma(vec4<f32>(a_6.z), b_1, dq_6_1);
                     dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
+                    dq_7_1 = fma(vec4<f32>(a_7.z), b_1, dq_7_1);
                 }
                 {
                     let b_0 = tile[COL_TILE + col + 15u * COL_VECS];
+                    let b_1 = tile[COL_TILE + col + COL_THREADS + 15u * COL_VECS];
                     dq_0_0 = fma(vec4<f32>(a_0.w), b_0, dq_0_0);
+                    dq_0_1 = fma(vec4<f32>(a_0.w), b_1, dq_0_1);
                     dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
+                    dq_1_1 = fma(vec4<f32>(a_1.w), b_1, dq_1_1);
                     dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
+                    dq_2_1 = fma(vec4<f32>(a_2.w), b_1, dq_2_1);
                     dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
+                    dq_3_1 = fma(vec4<f32>(a_3.w), b_1, dq_3_1);
                     dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
+                    dq_4_1 = fma(vec4<f32>(a_4.w), b_1, dq_4_1);
                     dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
+                    dq_5_1 = fma(vec4<f32>(a_5.w), b_1, dq_5_1);
                     dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
+                    dq_6_1 = fma(vec4<f32>(a_6.w), b_1, dq_6_1);
                     dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
-                }
-            }
-            {
-                let a_0 = tile[row * ROW_STRIDE + 4u];
-                let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 4u];
-                let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 4u];
-                let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 4u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 4u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 4u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 4u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 4u];
-                {
-                    let b_0 = tile[COL_TILE + col + 16u * COL_VECS];
-                    dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
-                    dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
-                    dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
-                    dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
-                }
-                {
-                    let b_0 = tile[COL_TILE + col + 17u * COL_VECS];
-                    dq_0_0 = fma(vec4<f32>(a_0.y), b_0, dq_0_0);
-                    dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
-                    dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
-                    dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
-                }
-                {
-                    let b_0 = tile[COL_TILE + col + 18u * COL_VECS];
-                    dq_0_0 = fma(vec4<f32>(a_0.z), b_0, dq_0_0);
-                    dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
-                    dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
-                    dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
-                }
-                {
-                    let b_0 = tile[COL_TILE + col + 19u * COL_VECS];
-                    dq_0_0 = fma(vec4<f32>(a_0.w), b_0, dq_0_0);
-                    dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
-                    dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
-                    dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
-                }
-            }
-            {
-                let a_0 = tile[row * ROW_STRIDE + 5u];
-                let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 5u];
-                let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 5u];
-                let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 5u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 5u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 5u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 5u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 5u];
-                {
-                    let b_0 = tile[COL_TILE + col + 20u * COL_VECS];
-                    dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
-                    dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
-                    dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
-                    dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
-                }
-                {
-                    let b_0 = tile[COL_TILE + col + 21u * COL_VECS];
-                    dq_0_0 = fma(vec4<f32>(a_0.y), b_0, dq_0_0);
-                    dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
-                    dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
-                    dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
-                }
-                {
-                    let b_0 = tile[COL_TILE + col + 22u * COL_VECS];
-                    dq_0_0 = fma(vec4<f32>(a_0.z), b_0, dq_0_0);
-                    dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
-                    dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
-                    dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
-                }
-                {
-                    let b_0 = tile[COL_TILE + col + 23u * COL_VECS];
-                    dq_0_0 = fma(vec4<f32>(a_0.w), b_0, dq_0_0);
-                    dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
-                    dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
-                    dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
-                }
-            }
-            {
-                let a_0 = tile[row * ROW_STRIDE + 6u];
-                let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 6u];
-                let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 6u];
-                let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 6u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 6u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 6u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 6u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 6u];
-                {
-                    let b_0 = tile[COL_TILE + col + 24u * COL_VECS];
-                    dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
-                    dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
-                    dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
-                    dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
-                }
-                {
-                    let b_0 = tile[COL_TILE + col + 25u * COL_VECS];
-                    dq_0_0 = fma(vec4<f32>(a_0.y), b_0, dq_0_0);
-                    dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
-                    dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
-                    dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
-                }
-                {
-                    let b_0 = tile[COL_TILE + col + 26u * COL_VECS];
-                    dq_0_0 = fma(vec4<f32>(a_0.z), b_0, dq_0_0);
-                    dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
-                    dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
-                    dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
-                }
-                {
-                    let b_0 = tile[COL_TILE + col + 27u * COL_VECS];
-                    dq_0_0 = fma(vec4<f32>(a_0.w), b_0, dq_0_0);
-                    dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
-                    dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
-                    dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
-                }
-            }
-            {
-                let a_0 = tile[row * ROW_STRIDE + 7u];
-                let a_1 = tile[(row + ROW_THREADS) * ROW_STRIDE + 7u];
-                let a_2 = tile[(row + 2u * ROW_THREADS) * ROW_STRIDE + 7u];
-                let a_3 = tile[(row + 3u * ROW_THREADS) * ROW_STRIDE + 7u];
-                let a_4 = tile[(row + 4u * ROW_THREADS) * ROW_STRIDE + 7u];
-                let a_5 = tile[(row + 5u * ROW_THREADS) * ROW_STRIDE + 7u];
-                let a_6 = tile[(row + 6u * ROW_THREADS) * ROW_STRIDE + 7u];
-                let a_7 = tile[(row + 7u * ROW_THREADS) * ROW_STRIDE + 7u];
-                {
-                    let b_0 = tile[COL_TILE + col + 28u * COL_VECS];
-                    dq_0_0 = fma(vec4<f32>(a_0.x), b_0, dq_0_0);
-                    dq_1_0 = fma(vec4<f32>(a_1.x), b_0, dq_1_0);
-                    dq_2_0 = fma(vec4<f32>(a_2.x), b_0, dq_2_0);
-                    dq_3_0 = fma(vec4<f32>(a_3.x), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.x), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.x), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.x), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.x), b_0, dq_7_0);
-                }
-                {
-                    let b_0 = tile[COL_TILE + col + 29u * COL_VECS];
-                    dq_0_0 = fma(vec4<f32>(a_0.y), b_0, dq_0_0);
-                    dq_1_0 = fma(vec4<f32>(a_1.y), b_0, dq_1_0);
-                    dq_2_0 = fma(vec4<f32>(a_2.y), b_0, dq_2_0);
-                    dq_3_0 = fma(vec4<f32>(a_3.y), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.y), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.y), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.y), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.y), b_0, dq_7_0);
-                }
-                {
-                    let b_0 = tile[COL_TILE + col + 30u * COL_VECS];
-                    dq_0_0 = fma(vec4<f32>(a_0.z), b_0, dq_0_0);
-                    dq_1_0 = fma(vec4<f32>(a_1.z), b_0, dq_1_0);
-                    dq_2_0 = fma(vec4<f32>(a_2.z), b_0, dq_2_0);
-                    dq_3_0 = fma(vec4<f32>(a_3.z), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.z), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.z), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.z), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.z), b_0, dq_7_0);
-                }
-                {
-                    let b_0 = tile[COL_TILE + col + 31u * COL_VECS];
-                    dq_0_0 = fma(vec4<f32>(a_0.w), b_0, dq_0_0);
-                    dq_1_0 = fma(vec4<f32>(a_1.w), b_0, dq_1_0);
-                    dq_2_0 = fma(vec4<f32>(a_2.w), b_0, dq_2_0);
-                    dq_3_0 = fma(vec4<f32>(a_3.w), b_0, dq_3_0);
-                    dq_4_0 = fma(vec4<f32>(a_4.w), b_0, dq_4_0);
-                    dq_5_0 = fma(vec4<f32>(a_5.w), b_0, dq_5_0);
-                    dq_6_0 = fma(vec4<f32>(a_6.w), b_0, dq_6_0);
-                    dq_7_0 = fma(vec4<f32>(a_7.w), b_0, dq_7_0);
+                    dq_7_1 = fma(vec4<f32>(a_7.w), b_1, dq_7_1);
                 }
             }
         }
@@ -880,47 +783,55 @@ fn attention_dq(
         let d_q_row = d_q_row_at(part, batch, query_0, head);
         let factor = call.scale * row_terms[first_row + row].x;  // dS lacks it
         write_d_q(d_q_row, first_channel + col, dq_0_0 * factor, call.add_q != 0u);
+        write_d_q(d_q_row, first_channel + col + COL_THREADS, dq_0_1 * factor, call.add_q != 0u);
     }
     let query_1 = first_query + row + ROW_THREADS;
     if (query_1 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_1, head);
         let factor = call.scale * row_terms[first_row + row + ROW_THREADS].x;  // dS lacks it
         write_d_q(d_q_row, first_channel + col, dq_1_0 * factor, call.add_q != 0u);
+        write_d_q(d_q_row, first_channel + col + COL_THREADS, dq_1_1 * factor, call.add_q != 0u);
     }
     let query_2 = first_query + row + 2u * ROW_THREADS;
     if (query_2 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_2, head);
         let factor = call.scale * row_terms[first_row + row + 2u * ROW_THREADS].x;  // dS lacks it
         write_d_q(d_q_row, first_channel + col, dq_2_0 * factor, call.add_q != 0u);
+        write_d_q(d_q_row, first_channel + col + COL_THREADS, dq_2_1 * factor, call.add_q != 0u);
     }
     let query_3 = first_query + row + 3u * ROW_THREADS;
     if (query_3 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_3, head);
         let factor = call.scale * row_terms[first_row + row + 3u * ROW_THREADS].x;  // dS lacks it
         write_d_q(d_q_row, first_channel + col, dq_3_0 * factor, call.add_q != 0u);
+        write_d_q(d_q_row, first_channel + col + COL_THREADS, dq_3_1 * factor, call.add_q != 0u);
     }
     let query_4 = first_query + row + 4u * ROW_THREADS;
     if (query_4 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_4, head);
         let factor = call.scale * row_terms[first_row + row + 4u * ROW_THREADS].x;  // dS lacks it
         write_d_q(d_q_row, first_channel + col, dq_4_0 * factor, call.add_q != 0u);
+        write_d_q(d_q_row, first_channel + col + COL_THREADS, dq_4_1 * factor, call.add_q != 0u);
     }
     let query_5 = first_query + row + 5u * ROW_THREADS;
     if (query_5 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_5, head);
         let factor = call.scale * row_terms[first_row + row + 5u * ROW_THREADS].x;  // dS lacks it
         write_d_q(d_q_row, first_channel + col, dq_5_0 * factor, call.add_q != 0u);
+        write_d_q(d_q_row, first_channel + col + COL_THREADS, dq_5_1 * factor, call.add_q != 0u);
     }
     let query_6 = first_query + row + 6u * ROW_THREADS;
     if (query_6 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_6, head);
         let factor = call.scale * row_terms[first_row + row + 6u * ROW_THREADS].x;  // dS lacks it
         write_d_q(d_q_row, first_channel + col, dq_6_0 * factor, call.add_q != 0u);
+        write_d_q(d_q_row, first_channel + col + COL_THREADS, dq_6_1 * factor, call.add_q != 0u);
     }
     let query_7 = first_query + row + 7u * ROW_THREADS;
     if (query_7 < call.q_len) {
         let d_q_row = d_q_row_at(part, batch, query_7, head);
         let factor = call.scale * row_terms[first_row + row + 7u * ROW_THREADS].x;  // dS lacks it
         write_d_q(d_q_row, first_channel + col, dq_7_0 * factor, call.add_q != 0u);
+        write_d_q(d_q_row, first_channel + col + COL_THREADS, dq_7_1 * factor, call.add_q != 0u);
     }
 }
