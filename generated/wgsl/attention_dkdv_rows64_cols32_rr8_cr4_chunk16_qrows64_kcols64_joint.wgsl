@@ -236,7 +236,8 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     if (!more && call.add_k != 0u && call.add_v != 0u) {
         return;  // there is nothing to add
     }
-    // A long sum goes in stretches of SUM_ROWS queries: one chain of additions would lose accuracy.
+
+    // A long sum goes in stretches of SUM_ROWS queries, which all_… adds up: one chain of additions would lose accuracy.
     var all_dk_0_0 = vec4<f32>();
     var all_dk_1_0 = vec4<f32>();
     var all_dk_2_0 = vec4<f32>();
@@ -290,72 +291,70 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
         var next_do_1: vec4<f32>;
         var queries = 0u;
         loop {
-            if (more) {
-                let first = tile_at + chunk * KEY_VECS;
-                let next_row = strip_row + chunk;
-                let next_query = call.row_first + block * QUERY_ROWS + chunk;
-                {
-                    let entry = tid;
-                    next_p_0 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
-                }
-                {
-                    let entry = tid + THREADS;
-                    next_p_1 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
-                }
-                {
-                    let entry = tid + 2u * THREADS;
-                    next_p_2 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
-                }
-                {
-                    let entry = tid + 3u * THREADS;
-                    next_p_3 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
-                }
-                {
-                    let entry = tid;
-                    next_factor_0 = row_terms[next_row + entry / COL_VECS].x;
-                }
-                {
-                    let entry = tid + THREADS;
-                    next_factor_1 = row_terms[next_row + entry / COL_VECS].x;
-                }
-                {
-                    let entry = tid;
-                    next_dp_0 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
-                    next_delta_0 = row_terms[next_row + entry / ROW_VECS].y;
-                }
-                {
-                    let entry = tid + THREADS;
-                    next_dp_1 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
-                    next_delta_1 = row_terms[next_row + entry / ROW_VECS].y;
-                }
-                {
-                    let entry = tid + 2u * THREADS;
-                    next_dp_2 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
-                    next_delta_2 = row_terms[next_row + entry / ROW_VECS].y;
-                }
-                {
-                    let entry = tid + 3u * THREADS;
-                    next_dp_3 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
-                    next_delta_3 = row_terms[next_row + entry / ROW_VECS].y;
-                }
-                let q_first = q_start(batch, kv_head * group + h);
-                {
-                    let entry = tid;
-                    next_q_0 = read_q(q_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
-                }
-                {
-                    let entry = tid + THREADS;
-                    next_q_1 = read_q(q_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
-                }
-                let d_o_first = d_o_start(batch, kv_head * group + h);
-                {
-                    let entry = tid;
-                    next_do_0 = read_d_o(d_o_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
-                }
-                {
-                    let entry = tid + THREADS;
-                    next_do_1 = read_d_o(d_o_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
-                }
+            let first = tile_at + chunk * KEY_VECS;
+            let next_row = strip_row + chunk;
+            let next_query = call.row_first + block * QUERY_ROWS + chunk;
+            {
+                let entry = tid;
+                next_p_0 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+            }
+            {
+                let entry = tid + THREADS;
+                next_p_1 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+            }
+            {
+                let entry = tid + 2u * THREADS;
+                next_p_2 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+            }
+            {
+                let entry = tid + 3u * THREADS;
+                next_p_3 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+            }
+            {
+                let entry = tid;
+                next_factor_0 = row_terms[next_row + entry / COL_VECS].x;
+            }
+            {
+                let entry = tid + THREADS;
+                next_factor_1 = row_terms[next_row + entry / COL_VECS].x;
+            }
+            {
+                let entry = tid;
+                next_dp_0 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                next_delta_0 = row_terms[next_row + entry / ROW_VECS].y;
+            }
+            {
+                let entry = tid + THREADS;
+                next_dp_1 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                next_delta_1 = row_terms[next_row + entry / ROW_VECS].y;
+            }
+            {
+                let entry = tid + 2u * THREADS;
+                next_dp_2 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                next_delta_2 = row_terms[next_row + entry / ROW_VECS].y;
+            }
+            {
+                let entry = tid + 3u * THREADS;
+                next_dp_3 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                next_delta_3 = row_terms[next_row + entry / ROW_VECS].y;
+            }
+            let q_first = q_start(batch, kv_head * group + h);
+            {
+                let entry = tid;
+                next_q_0 = read_q(q_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
+            }
+            {
+                let entry = tid + THREADS;
+                next_q_1 = read_q(q_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
+            }
+            let d_o_first = d_o_start(batch, kv_head * group + h);
+            {
+                let entry = tid;
+                next_do_0 = read_d_o(d_o_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
+            }
+            {
+                let entry = tid + THREADS;
+                next_do_1 = read_d_o(d_o_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
             }
             workgroupBarrier();  // the chunk before has been read
             {

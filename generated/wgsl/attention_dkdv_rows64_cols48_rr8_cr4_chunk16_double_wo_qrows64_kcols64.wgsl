@@ -239,7 +239,8 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     if (!more && select(call.add_k, call.add_v, of_v) != 0u) {
         return;  // there is nothing to add
     }
-    // A long sum goes in stretches of SUM_ROWS queries: one chain of additions would lose accuracy.
+
+    // A long sum goes in stretches of SUM_ROWS queries, which all_… adds up: one chain of additions would lose accuracy.
     var all_sum_0_0 = vec4<f32>();
     var all_sum_1_0 = vec4<f32>();
     var all_sum_2_0 = vec4<f32>();
