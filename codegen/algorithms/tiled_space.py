@@ -115,8 +115,8 @@ def _block(scores: Variant) -> Variant:
     """Scores of the same block, the same for all that write it: what the gradients' kernels can be looked up by."""
     for row_reg, col_reg in ((8, 4), (4, 4), (8, 8)):
         try:
-            same: dict[str, Any] = {"chunk": 8, "span": 1, "pipeline": "", "written_out": False}
-            return replace(scores, row_reg=row_reg, col_reg=col_reg, **same)
+            same: dict[str, Any] = {"row_reg": row_reg, "col_reg": col_reg, "chunk": 8, "span": 1, "pipeline": ""}
+            return replace(scores, **same, written_out=False)  # type: ignore[call-arg]
         except VariantError:
             continue
     return scores
