@@ -34,7 +34,7 @@ SCRATCH_SHARE = 16
 """A scratch buffer takes at most so many times what the call's own arrays take, and is worth having up to ``MAX_SCRATCH``:
 on an H200, 2 GiB instead of 1 GiB were worth 4 % at 8192 positions, and 512 MiB cost 8 %."""
 MIN_SCRATCH, MAX_SCRATCH = 128 << 20, 2 << 30
-LARGE_GRID = 4096
+LARGE_GRID = 8192
 """From so many blocks of 128 queries × 128 keys on, the largest blocks are the fastest; below, small ones fill the device."""
 MOST_EMPTY, MOST_EMPTY_CAPPED = 0.15, 0.25
 """A checked-in text goes before one for the very head_dim if no more of its blocks is empty: it runs without checks. With a

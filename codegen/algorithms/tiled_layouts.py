@@ -1,14 +1,13 @@
 """Blocks and register tiles for the tiled kernels: three layouts, for any head_dim.
 
-What each was chosen by: on an H200, with the clocks up, ``48k`` was the fastest of some twenty for causal problems of 2048
-positions (head_dim 64), 4096 (head_dim 128) and 8192 (head_dim 64), and ``64x64`` for 512 and 1024. ``16k`` has the short texts:
-its products are loops, which a software driver compiles quickly and runs as fast.
+What each was chosen by: on an H200, with the clocks up, ``48k`` was the fastest of a dozen for causal problems of 4096 positions
+(head_dim 128) and 8192 (head_dim 64), and ``64x64`` for 512, 1024 and 2048. ``16k`` has the short texts: its products are
+loops, which a software driver compiles quickly and runs as fast.
 
 What decides it on that GPU, as measured: an SM has 64 KiB of workgroup memory for all its workgroups together, and 1 KiB of it
 is lost to each. The compiler gives tiles of 8 × 8 some 200 registers, so that one workgroup of 256 threads fills an SM, and
-nothing but its own pipeline hides its waiting: scores with the next chunk in registers took 16 % longer than with two chunks
-staged as well, and with a loop over the chunk 35 % longer than with text. What waits for a number from memory before it can
-ask for the next one stands in the open: looking a block ahead is for that.
+nothing but its own pipeline hides its waiting: at 4096 positions, scores took 16 % longer with the next chunk in registers
+alone than with a second chunk staged, and 35 % longer with a loop over the chunk than with text.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ LAYOUTS: dict[str, Layout] = {
             scores=_scores(64, 64, 4, 8, 16, pipeline="ahead", written_out=True),
             dkdv=(_dkdv(SMALL, 64, 64, 8, 4, 16, pipeline="double", written_out=True),),
             dq=(_dq(SMALL, 32, 64, 4, 4, 32, pipeline="ahead", written_out=True),),
-            parts=1024,
+            parts=512,
             columns=(32, 40, 48, 64),
         ),
         Layout(

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from .facts import Binding, Count, Dispatch, WorkgroupArray, f32, u32
 from .tiled_blocks import DIM_RULE, FOURS_RULE, THREADS_RULE, BlockVariant, GradientVariant
-from .tiled_reductions import MASK_TERMS, PACKED_ROWS, slopes, storage, terms_type
+from .tiled_reductions import PACKED_ROWS, slopes, storage, terms_type
 from .uniform_words import SIZES, STRIP, call, stride_words
 from .variant import Rule, param
 
@@ -115,7 +115,6 @@ class AttentionDkdv(GradientVariant):
                 *f32("scale"),
                 *STRIP,
                 *u32("strip_slots", "batch"),
-                *MASK_TERMS,
                 *u32("head_parts", "query_parts", "add_k", "add_v"),
                 *stride_words("q", "d_o"),
                 *stride_words("d_k", "d_v", parts=True),

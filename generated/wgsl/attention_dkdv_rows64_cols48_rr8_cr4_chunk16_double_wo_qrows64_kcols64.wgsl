@@ -51,10 +51,6 @@ struct Call {
     strip_tiles: u32,
     strip_slots: u32,
     batch: u32,
-    lo_shift: i32,
-    hi_shift: i32,
-    prefix: i32,
-    prefix_shift: i32,
     head_parts: u32,
     query_parts: u32,
     add_k: u32,
@@ -108,9 +104,10 @@ fn base_of(hull: vec4<i32>) -> u32 {
     return u32(hull.x) / KEY_COLS * KEY_COLS;
 }
 
-// The tiles that the blocks of queries before this one have room for, in a slot.
-fn tiles_before(block: u32) -> u32 {
-    return u32(intervals[call.batch * (call.q_len + 2u * ((call.q_len + QUERY_ROWS - 1u) / QUERY_ROWS)) + block].x);
+// The tile that the scores of a block of queries begin with, in a slot of the strip.
+fn first_tile(block: u32) -> u32 {
+    let at = call.batch * (call.q_len + 2u * ((call.q_len + QUERY_ROWS - 1u) / QUERY_ROWS));
+    return u32(intervals[at + block].x - intervals[at + call.row_first / QUERY_ROWS].x);
 }
 
 fn q_start(batch: u32, head: u32) -> u32 {
@@ -185,55 +182,33 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     let row = tid / COL_THREADS;
     let col = tid % COL_THREADS;
 
-    // The blocks of the strip from the first to the last that the mask lets see one of the keys, whatever the documents are
-    let key = i32(first_key);
-    let reach = select(min(call.hi_shift, call.prefix_shift), call.hi_shift, call.prefix > key);
-    let first_row = max(0, key + 1 - reach - i32(call.row_first));
-    let rows = min(call.strip_rows, call.q_len - call.row_first);
-    let end_row = min(i32(rows), key + i32(ROWS) - call.lo_shift - i32(call.row_first));
-    let end_block = u32(max(0, end_row + i32(QUERY_ROWS) - 1)) / QUERY_ROWS;
-    let first_part = part % call.query_parts;
-    let skipped = max(u32(first_row) / QUERY_ROWS, first_part) - first_part;
-    let first_block = first_part + (skipped + call.query_parts - 1u) / call.query_parts * call.query_parts;
-
-    // (h, block, chunk) runs over the part's heads of the group, those of these blocks that see a key, and the blocks' chunks. All
-    // heads have the same hulls.
+    // (h, block, chunk) runs over the part's heads of the group, their blocks that see one of the keys, and the blocks' chunks.
+    let block_count = min(call.strip_rows, call.q_len - call.row_first + QUERY_ROWS - 1u) / QUERY_ROWS;
     let first_of_strip = call.row_first / QUERY_ROWS;
-    let tiles_of_strip = tiles_before(first_of_strip);
-    var h = select(group, part / call.query_parts, first_block < end_block);
+    let first_block = part % call.query_parts;
+    var h = part / call.query_parts;
     var block = first_block;
-    var ahead = first_block;
-    var is_last = false;
-    var hull = vec4<i32>();  // of the block ahead
-    var tiles = 0u;
     var chunk = 0u;  // its first query of the block
     var tile_at = 0u;  // where the block's scores of these keys begin
     var strip_row = 0u;  // the block's first row, over all the strip's slots
     var whole = false;  // whether every query of the block sees every one of the keys
-    if (h < group) {
-        hull = hull_of(batch, first_of_strip + ahead);
-        tiles = tiles_before(first_of_strip + ahead);
-        loop {
-            if (is_last) {
-                h += call.head_parts;
-            }
-            block = ahead;
-            let strip_slot = batch * call.heads + kv_head * group + h - call.slot_first;
-            let is_seen = i32(first_key) < hull.w && i32(first_key + ROWS) > hull.x && strip_slot < call.strip_slots;
-            if (is_seen) {
-                let before = tiles - tiles_of_strip + (first_key - base_of(hull)) / KEY_COLS;
-                tile_at = (strip_slot * call.strip_tiles + before) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
-                strip_row = strip_slot * call.strip_rows + block * QUERY_ROWS;
-                whole = i32(first_key) >= hull.y && i32(first_key + ROWS) <= hull.z;
-            }
-            is_last = block + call.query_parts >= end_block;
-            ahead = select(block + call.query_parts, first_block, is_last);
-            hull = hull_of(batch, first_of_strip + ahead);
-            tiles = tiles_before(first_of_strip + ahead);
-            if (is_seen || h >= group) {
-                break;
-            }
+    while (h < group) {
+        let slot = batch * call.heads + kv_head * group + h;
+        if (block >= block_count || slot < call.slot_first || slot >= call.slot_first + call.strip_slots) {
+            h += call.head_parts;
+            block = first_block;
+            continue;
         }
+        let hull = hull_of(batch, first_of_strip + block);
+        if (i32(first_key) < hull.w && i32(first_key + ROWS) > hull.x) {
+            let strip_slot = slot - call.slot_first;
+            let before = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
+            tile_at = (strip_slot * call.strip_tiles + before) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
+            strip_row = strip_slot * call.strip_rows + block * QUERY_ROWS;
+            whole = i32(first_key) >= hull.y && i32(first_key + ROWS) <= hull.z;
+            break;
+        }
+        block += call.query_parts;
     }
     var more = h < group;
     if (!more && select(call.add_k, call.add_v, of_v) != 0u) {
@@ -412,26 +387,23 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
         if (chunk == QUERY_ROWS) {
             chunk = 0u;
             block += call.query_parts;
-            loop {
-                if (is_last) {
+            while (h < group) {
+                let slot = batch * call.heads + kv_head * group + h;
+                if (block >= block_count || slot < call.slot_first || slot >= call.slot_first + call.strip_slots) {
                     h += call.head_parts;
+                    block = first_block;
+                    continue;
                 }
-                block = ahead;
-                let strip_slot = batch * call.heads + kv_head * group + h - call.slot_first;
-                let is_seen = i32(first_key) < hull.w && i32(first_key + ROWS) > hull.x && strip_slot < call.strip_slots;
-                if (is_seen) {
-                    let before = tiles - tiles_of_strip + (first_key - base_of(hull)) / KEY_COLS;
+                let hull = hull_of(batch, first_of_strip + block);
+                if (i32(first_key) < hull.w && i32(first_key + ROWS) > hull.x) {
+                    let strip_slot = slot - call.slot_first;
+                    let before = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
                     tile_at = (strip_slot * call.strip_tiles + before) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
                     strip_row = strip_slot * call.strip_rows + block * QUERY_ROWS;
                     whole = i32(first_key) >= hull.y && i32(first_key + ROWS) <= hull.z;
-                }
-                is_last = block + call.query_parts >= end_block;
-                ahead = select(block + call.query_parts, first_block, is_last);
-                hull = hull_of(batch, first_of_strip + ahead);
-                tiles = tiles_before(first_of_strip + ahead);
-                if (is_seen || h >= group) {
                     break;
                 }
+                block += call.query_parts;
             }
             more = h < group;
         }
@@ -579,26 +551,23 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             if (chunk == QUERY_ROWS) {
                 chunk = 0u;
                 block += call.query_parts;
-                loop {
-                    if (is_last) {
+                while (h < group) {
+                    let slot = batch * call.heads + kv_head * group + h;
+                    if (block >= block_count || slot < call.slot_first || slot >= call.slot_first + call.strip_slots) {
                         h += call.head_parts;
+                        block = first_block;
+                        continue;
                     }
-                    block = ahead;
-                    let strip_slot = batch * call.heads + kv_head * group + h - call.slot_first;
-                    let is_seen = i32(first_key) < hull.w && i32(first_key + ROWS) > hull.x && strip_slot < call.strip_slots;
-                    if (is_seen) {
-                        let before = tiles - tiles_of_strip + (first_key - base_of(hull)) / KEY_COLS;
+                    let hull = hull_of(batch, first_of_strip + block);
+                    if (i32(first_key) < hull.w && i32(first_key + ROWS) > hull.x) {
+                        let strip_slot = slot - call.slot_first;
+                        let before = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
                         tile_at = (strip_slot * call.strip_tiles + before) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
                         strip_row = strip_slot * call.strip_rows + block * QUERY_ROWS;
                         whole = i32(first_key) >= hull.y && i32(first_key + ROWS) <= hull.z;
-                    }
-                    is_last = block + call.query_parts >= end_block;
-                    ahead = select(block + call.query_parts, first_block, is_last);
-                    hull = hull_of(batch, first_of_strip + ahead);
-                    tiles = tiles_before(first_of_strip + ahead);
-                    if (is_seen || h >= group) {
                         break;
                     }
+                    block += call.query_parts;
                 }
                 more = h < group;
             }

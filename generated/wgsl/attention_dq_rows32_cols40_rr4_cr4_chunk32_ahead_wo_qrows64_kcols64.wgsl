@@ -93,14 +93,10 @@ fn base_of(hull: vec4<i32>) -> u32 {
     return u32(hull.x) / KEY_COLS * KEY_COLS;
 }
 
-// The tiles that the blocks of queries before this one have room for, in a slot.
-fn tiles_before(block: u32) -> u32 {
-    return u32(intervals[call.batch * (call.q_len + 2u * ((call.q_len + QUERY_ROWS - 1u) / QUERY_ROWS)) + block].x);
-}
-
 // The tile that the scores of a block of queries begin with, in a slot of the strip.
 fn first_tile(block: u32) -> u32 {
-    return tiles_before(block) - tiles_before(call.row_first / QUERY_ROWS);
+    let at = call.batch * (call.q_len + 2u * ((call.q_len + QUERY_ROWS - 1u) / QUERY_ROWS));
+    return u32(intervals[at + block].x - intervals[at + call.row_first / QUERY_ROWS].x);
 }
 
 fn k_start(batch: u32, head: u32) -> u32 {

@@ -84,14 +84,10 @@ fn base_of(hull: vec4<i32>) -> u32 {
     return u32(hull.x) / COLS * COLS;
 }
 
-// The tiles that the blocks of queries before this one have room for, in a slot.
-fn tiles_before(block: u32) -> u32 {
-    return u32(intervals[call.batch * (call.q_len + 2u * ((call.q_len + ROWS - 1u) / ROWS)) + block].x);
-}
-
 // The tile that the scores of a block of queries begin with, in a slot of the strip.
 fn first_tile(block: u32) -> u32 {
-    return tiles_before(block) - tiles_before(call.row_first / ROWS);
+    let at = call.batch * (call.q_len + 2u * ((call.q_len + ROWS - 1u) / ROWS));
+    return u32(intervals[at + block].x - intervals[at + call.row_first / ROWS].x);
 }
 
 // Packed tiles that so many positions take
