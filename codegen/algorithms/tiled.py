@@ -32,7 +32,7 @@ from .recipe import Recipe, Step
 
 SCRATCH_SHARE = 16
 """A scratch buffer takes at most so many times what the call's own arrays take, and is worth having up to ``MAX_SCRATCH``:
-on an H200, 2 GiB instead of 1 GiB were worth 4 % at 8192 positions, and 512 MiB cost 8 %."""
+on an H200, when P and dP still lay in one buffer, 2 GiB instead of 1 GiB were worth 4 % at 8192 positions, and 512 MiB cost 8 %."""
 MIN_SCRATCH, MAX_SCRATCH = 128 << 20, 2 << 30
 LARGE_GRID = 8192
 """From so many blocks of 128 queries × 128 keys × 64 channels on, the largest blocks are the fastest; below, small ones fill the
