@@ -24,8 +24,6 @@ THREADS_RULE = Rule(
     lambda v: v.rows % v.row_reg == 0 and v.cols % v.col_reg == 0 and 32 <= v.workgroup_size <= 1024,
     "a block of {rows} × {cols} does not divide into {row_reg} × {col_reg} a thread, or not into 32 to 1024 threads",
 )
-
-
 FOURS_RULE = Rule(lambda v: v.row_reg % 4 == 0, "{row_reg} rows a thread; want a multiple of 4")
 
 
