@@ -20,6 +20,8 @@ import wgsl_attention as wa
 from conftest import skip_without
 from wgsl_attention import PROFILES, Choice, Mask, Measurement, Problem
 from wgsl_attention.__main__ import main
+from wgsl_attention.algorithms import tiled_layouts
+from wgsl_attention.algorithms.tiled import Tiled
 from wgsl_attention.algorithms.tiled_space import SOFTWARE_PARTS
 from wgsl_attention.benchmarking.timing import Workbench, race
 from wgsl_attention.cli.plots import draw_tuning
@@ -125,23 +127,31 @@ def test_each_kernel_is_improved_by_itself() -> None:
 
 
 def test_candidates_with_one_label_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A label is for people, and may leave out what a kernel of one's own has: both values of it are tried all the same."""
+    """A label is for people, and may leave out what a kernel of one's own has: all values of it are tried all the same."""
 
     @dataclass(frozen=True, slots=True, kw_only=True)
     class Plain(AttentionDq):
-        order: int = param("order", "which threads are neighbours", values=(1, 2), default=1)
+        order: int = param("order", "which threads are neighbours", values=(1, 2, 3), default=1)
 
         @property
         def summary(self) -> str:
             return "plain"
 
     of = problem(2048, heads=8, head_dim=64)
-    default = choices(of, PROFILES["workgroup-48k"])[0]
-    both = [default.replaced(dq=Plain(**default.by_role["dq"].params, order=order)) for order in (1, 2)]
-    assert str(both[0]) == str(both[1])
     monkeypatch.setitem(families.FAMILIES, "attention_dq", Plain)
-    bench = Made(of, lambda choice: 0.5 if choice.kernels[2].params.get("order") == 2 else 1.0)
-    outcome = Search(bench, space=both).run(4)  # type: ignore[arg-type]
+    monkeypatch.setitem(Tiled.roles, "dq", Plain)  # type: ignore[index]
+    monkeypatch.setattr(tiled_layouts, "AttentionDq", Plain)
+    default = choices(of, PROFILES["workgroup-48k"])[0]
+    others = [default.replaced(dq=replace(default.kernels[2], order=order)) for order in (2, 3)]  # type: ignore[call-arg]
+    assert {str(choice) for choice in others} == {str(default)}
+    measured: list[int] = []
+
+    def cost(choice: Choice) -> float:
+        measured.append(int(choice.kernels[2].params["order"]))
+        return {1: 1.0, 2: 0.5, 3: 0.8}[measured[-1]]
+
+    outcome = Search(Made(of, cost), space=others).run(4)  # type: ignore[arg-type]
+    assert set(measured) == {1, 2, 3}
     assert outcome.best is not None and outcome.best.choice["kernels"]["dq"]["params"]["order"] == 2  # type: ignore[index]
     assert outcome.speed_up == pytest.approx(2.0)
 

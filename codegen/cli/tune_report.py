@@ -47,7 +47,7 @@ def print_outcomes(out: Console, tuner: Tuner, device: str, path: Path, log: Pat
     print_table(out, rows)
     for outcome in outcomes:
         if outcome.best is not None:
-            what = "the default" if outcome.default and outcome.best.label == outcome.default.label else "tuned"
+            what = "the default" if outcome.default and outcome.best.identity == outcome.default.identity else "tuned"
             out.print(Text(f"{outcome.problem}: {what}: {outcome.best.label}"), soft_wrap=True)
         if outcome.reason:
             out.print(Text(f"{outcome.problem}: {outcome.reason}", style="red"), soft_wrap=True)
@@ -55,7 +55,7 @@ def print_outcomes(out: Console, tuner: Tuner, device: str, path: Path, log: Pat
 
 
 def _cells(outcome: Outcome) -> tuple[str | Text, ...]:
-    tried = len({made.label for made in outcome.measurements})
+    tried = len({made.identity for made in outcome.measurements})
     bad = Counter(made.status for made in outcome.measurements if made.status != "timed")
     told = ", ".join(f"{count} {status}" for status, count in sorted(bad.items()))
     if outcome.best is None or outcome.default is None:
