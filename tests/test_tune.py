@@ -140,7 +140,8 @@ def test_candidates_with_one_label_are_told_apart(monkeypatch: pytest.MonkeyPatc
     of = problem(2048, heads=8, head_dim=64)
     monkeypatch.setitem(families.FAMILIES, "attention_dq", Plain)
     monkeypatch.setitem(Tiled.roles, "dq", Plain)  # type: ignore[index]
-    monkeypatch.setattr(tiled_layouts, "AttentionDq", Plain)
+    plain = {of.name: replace(of, dq=tuple(Plain(**dq.params) for dq in of.dq)) for of in tiled_layouts.LAYOUTS.values()}
+    monkeypatch.setattr(tiled_layouts, "LAYOUTS", plain)
     default = choices(of, PROFILES["workgroup-48k"])[0]
     others = [default.replaced(dq=replace(default.kernels[2], order=order)) for order in (2, 3)]  # type: ignore[call-arg]
     assert {str(choice) for choice in others} == {str(default)}
