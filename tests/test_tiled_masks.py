@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from support.attention import Array, Run, documents, sample, wgpu_device
 from support.tiled_cases import GUARDS, assert_same_bits, check, problem, recipe
+from wgsl_attention.algorithms.tiled_split import rooms
 from wgsl_attention.gpu.device import Device
+from wgsl_attention.kernels.tiled_products import AttentionScores
 from wgsl_attention.problem.mask import Align, Mask
 from wgsl_attention.problem.problem import GRADIENTS, Problem
 from wgsl_attention.reference.attention import key_intervals
@@ -101,6 +103,22 @@ def test_documents_with_other_masks(wgpu: Device, kind: str, mask: Mask) -> None
     """And other documents in each batch entry."""
     p = problem(mask, 130, batch=3)
     check(wgpu, recipe(p, kind), sample(p, doc_start=documents(p, seed=4)))
+
+
+@pytest.mark.parametrize("mask", [Mask.causal("top-left"), Mask.full(), Mask.window(40, 9), Mask.prefix(50)], ids=str)
+@pytest.mark.parametrize(("q_len", "kv_len"), [(300, 300), (77, 500), (500, 77)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_room_is_counted_alike_on_both_sides(wgpu: Device, kind: str, q_len: int, kv_len: int, mask: Mask) -> None:
+    """The tiles before each block of queries: as attention_intervals leaves them, and as scratch is made for them."""
+    p = problem(mask, q_len, kv_len, heads=2, kv_heads=1, batch=2)
+    made = recipe(p, kind)
+    scores = next(variant for variant in made.variants if isinstance(variant, AttentionScores))
+    room = rooms(p, scores.rows, scores.cols)
+    runner = Run(device=wgpu, recipe=made, scratch=float("nan"))
+    runner(sample(p))
+    assert runner.buffers is not None
+    left = np.frombuffer(wgpu.read(runner.buffers["intervals"]), np.int32).reshape(-1, 2)[-len(room) :, 0]
+    assert left.tolist() == [sum(room[:block]) for block in range(len(room))]
 
 
 @pytest.mark.parametrize("causal", [True, False])
