@@ -159,13 +159,14 @@ def tiled(problem: Problem, choice: Choice, limit: int | None = None) -> Recipe:
     rooms = tiled_split.rooms(p, scores.rows, scores.cols)
     channels, v_channels = (-(-dim // scores.chunk) * scores.chunk for dim in (p.head_dim, p.v_head_dim))
     query_vecs, key_vecs = _packed(p.q_len), _packed(p.kv_len)  # of one channel of a slot
-    slots = budget // (16 * max(query_vecs, key_vecs) * (channels + v_channels))
-    todo = list(tiled_split.strips(p, scores.rows, rooms, budget // tile, slots))
+    most_slots = budget // (16 * max(query_vecs, key_vecs) * (channels + v_channels))
+    todo = list(tiled_split.strips(p, scores.rows, rooms, budget // tile, most_slots))
     rows = max(strip.slots * strip.rows for strip in todo)
-    spans = max(-(-strip.widest // scores.span) for strip in todo)
+    key_blocks = max(strip.widest for strip in todo)
+    spans = -(-key_blocks // scores.span)
 
     head_parts, query_parts = tiled_split.key_parts(p, dkdv, todo[0], budget, choice.number("parts"))
-    key_parts = tiled_split.query_parts(p, dq, todo[0], todo[-1].widest, budget, choice.number("parts"))
+    key_parts = tiled_split.query_parts(p, dq, todo[0], key_blocks, budget, choice.number("parts"))
     parts = head_parts * query_parts
     documents = "" if not mask.doc_start else "wholedocuments" if mask.doc_end else "documents"
     intervals = AttentionIntervals(rows=scores.rows, documents=documents, kv_lengths=p.kv_lengths)
