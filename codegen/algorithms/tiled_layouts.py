@@ -72,7 +72,10 @@ LAYOUTS: dict[str, Layout] = {
         Layout(
             name="48k",
             scores=_scores(128, 128, 8, 8, 16, pipeline="double", written_out=True, span=4),
-            dkdv=(_dkdv(LARGE, 128, 128, 8, 8, 16, pipeline="double", written_out=True),),
+            dkdv=(
+                _dkdv(LARGE, 64, 64, 8, 4, 16, pipeline="double", written_out=True),
+                _dkdv(LARGE, 128, 128, 8, 8, 16, pipeline="double", written_out=True),
+            ),
             dq=(
                 _dq(LARGE, 128, 64, 8, 8, 16, pipeline="ahead", written_out=True),
                 _dq(LARGE, 128, 128, 8, 8, 32, pipeline="ahead", written_out=True),

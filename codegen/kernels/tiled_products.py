@@ -88,6 +88,10 @@ class AttentionDkdv(GradientVariant):
         THREADS_RULE,
         FOURS_RULE,
         Rule(lambda v: v.query_rows % v.chunk == 0, "chunks of {chunk} queries do not divide blocks of {query_rows}"),
+        Rule(
+            lambda v: v.pipeline != "double" or v.query_rows > v.chunk,
+            "with the pipeline double, blocks of {query_rows} queries take chunks of less than {chunk}",
+        ),
         Rule(lambda v: v.key_cols % v.rows == 0, "{rows} keys do not divide blocks of {key_cols}"),
     )
 

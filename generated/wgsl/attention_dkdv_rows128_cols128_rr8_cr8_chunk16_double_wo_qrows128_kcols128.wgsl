@@ -23,7 +23,6 @@ const CHUNK_VECS: u32 = CHUNK * (ROW_VECS + COL_VECS);
 const QUERY_ROWS: u32 = 128u;  // queries of a block
 const KEY_COLS: u32 = 128u;  // keys of a block of scores
 const KEY_VECS: u32 = KEY_COLS / 4u;
-const SUM_ROWS: u32 = 256u;  // queries in one chain of additions
 override HEAD_DIM: u32;  // channels, a multiple of 4
 override V_HEAD_DIM: u32;  // channels, a multiple of 4
 
@@ -115,10 +114,8 @@ fn q_start(batch: u32, head: u32) -> u32 {
 }
 
 fn read_q(start: u32, position: u32, channel: u32) -> vec4<f32> {
-    if (position >= call.q_len || channel >= HEAD_DIM / 4u) {
-        return vec4<f32>();
-    }
-    return q[start + position * (call.q.row / 4u) + channel];
+    let row = start + min(position, call.q_len - 1u) * (call.q.row / 4u);
+    return q[row + min(channel, HEAD_DIM / 4u - 1u)];
 }
 
 fn d_o_start(batch: u32, head: u32) -> u32 {
@@ -126,10 +123,8 @@ fn d_o_start(batch: u32, head: u32) -> u32 {
 }
 
 fn read_d_o(start: u32, position: u32, channel: u32) -> vec4<f32> {
-    if (position >= call.q_len || channel >= V_HEAD_DIM / 4u) {
-        return vec4<f32>();
-    }
-    return d_o[start + position * (call.d_o.row / 4u) + channel];
+    let row = start + min(position, call.q_len - 1u) * (call.d_o.row / 4u);
+    return d_o[row + min(channel, V_HEAD_DIM / 4u - 1u)];
 }
 
 fn d_k_row_at(part: u32, batch: u32, position: u32, head: u32) -> u32 {
@@ -179,8 +174,8 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     let of_v = workgroup.z % 2u == 1u;
 
     // This thread's keys are the fours row, row + ROW_THREADS, …, its channels the fours col, col + COL_THREADS, …
-    let row = tid / 32u / (COL_THREADS / 8u) * 4u + tid % 32u / 8u;
-    let col = tid / 32u % (COL_THREADS / 8u) * 8u + tid % 8u;
+    let row = tid / 32u / (COL_THREADS / 8u) * 4u + tid % 32u / 16u * 2u + tid % 2u;
+    let col = tid / 32u % (COL_THREADS / 8u) * 8u + tid / 2u % 8u;
 
     // (h, block, chunk) runs over the part's heads of the group, their blocks that see one of the keys, and the blocks' chunks.
     let block_count = min(call.strip_rows, call.q_len - call.row_first + QUERY_ROWS - 1u) / QUERY_ROWS;
@@ -191,7 +186,8 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     var chunk = 0u;  // its first query of the block
     var tile_at = 0u;  // where the block's scores of these keys begin
     var strip_row = 0u;  // the block's first row, over all the strip's slots
-    var whole = false;  // whether every query of the block sees every one of the keys
+    var first_query = 0u;  // the same of the call
+    var head = 0u;
     while (h < group) {
         let slot = batch * call.heads + kv_head * group + h;
         if (block >= block_count || slot < call.slot_first || slot >= call.slot_first + call.strip_slots) {
@@ -205,7 +201,8 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             let before = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
             tile_at = (strip_slot * call.strip_tiles + before) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
             strip_row = strip_slot * call.strip_rows + block * QUERY_ROWS;
-            whole = i32(first_key) >= hull.y && i32(first_key + ROWS) <= hull.z;
+            first_query = call.row_first + block * QUERY_ROWS;
+            head = kv_head * group + h;
             break;
         }
         block += call.query_parts;
@@ -215,7 +212,7 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
         return;  // there is nothing to add
     }
 
-    // A long sum goes in stretches of SUM_ROWS queries, which all_… adds up: one chain of additions would lose accuracy.
+    // Each block's sums are added up: one chain of additions over all the queries would lose accuracy.
     var all_sum_0_0 = vec4<f32>();
     var all_sum_0_1 = vec4<f32>();
     var all_sum_1_0 = vec4<f32>();
@@ -232,22 +229,6 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     var all_sum_6_1 = vec4<f32>();
     var all_sum_7_0 = vec4<f32>();
     var all_sum_7_1 = vec4<f32>();
-    var sum_0_0 = vec4<f32>();
-    var sum_0_1 = vec4<f32>();
-    var sum_1_0 = vec4<f32>();
-    var sum_1_1 = vec4<f32>();
-    var sum_2_0 = vec4<f32>();
-    var sum_2_1 = vec4<f32>();
-    var sum_3_0 = vec4<f32>();
-    var sum_3_1 = vec4<f32>();
-    var sum_4_0 = vec4<f32>();
-    var sum_4_1 = vec4<f32>();
-    var sum_5_0 = vec4<f32>();
-    var sum_5_1 = vec4<f32>();
-    var sum_6_0 = vec4<f32>();
-    var sum_6_1 = vec4<f32>();
-    var sum_7_0 = vec4<f32>();
-    var sum_7_1 = vec4<f32>();
     if (more) {
         var next_p_0: vec4<f32>;
         var next_dp_0: vec4<f32>;
@@ -259,117 +240,82 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
         var next_b_0: vec4<f32>;
         var next_factor_1: f32;
         var next_b_1: vec4<f32>;
-        var stored_whole = false;
-        if (more) {
-            let first = tile_at + chunk * KEY_VECS;
-            let next_row = strip_row + chunk;
-            let next_query = call.row_first + block * QUERY_ROWS + chunk;
-            stored_whole = whole;
+        {
+            let entry = tid;
+            next_p_0 = p_tiles[tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS];
+        }
+        {
+            let entry = tid + THREADS;
+            next_p_1 = p_tiles[tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS];
+        }
+        {
+            let entry = tid;
+            next_factor_0 = row_terms[strip_row + chunk + entry / COL_VECS].x;
+        }
+        {
+            let entry = tid + THREADS;
+            next_factor_1 = row_terms[strip_row + chunk + entry / COL_VECS].x;
+        }
+        if (of_v) {
             {
                 let entry = tid;
-                next_p_0 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                let query = first_query + chunk + entry / COL_VECS;
+                next_b_0 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
             }
             {
                 let entry = tid + THREADS;
-                next_p_1 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                let query = first_query + chunk + entry / COL_VECS;
+                next_b_1 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
             }
+        } else {
             {
                 let entry = tid;
-                next_factor_0 = row_terms[next_row + entry / COL_VECS].x;
+                next_dp_0 = d_p_tiles[tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS];
+                next_delta_0 = row_terms[strip_row + chunk + entry / ROW_VECS].y;
             }
             {
                 let entry = tid + THREADS;
-                next_factor_1 = row_terms[next_row + entry / COL_VECS].x;
+                next_dp_1 = d_p_tiles[tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS];
+                next_delta_1 = row_terms[strip_row + chunk + entry / ROW_VECS].y;
             }
-            if (of_v) {
-                let d_o_first = d_o_start(batch, kv_head * group + h);
-                {
-                    let entry = tid;
-                    next_b_0 = read_d_o(d_o_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
-                }
-                {
-                    let entry = tid + THREADS;
-                    next_b_1 = read_d_o(d_o_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
-                }
-            } else {
-                {
-                    let entry = tid;
-                    next_dp_0 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
-                    next_delta_0 = row_terms[next_row + entry / ROW_VECS].y;
-                }
-                {
-                    let entry = tid + THREADS;
-                    next_dp_1 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
-                    next_delta_1 = row_terms[next_row + entry / ROW_VECS].y;
-                }
-                let q_first = q_start(batch, kv_head * group + h);
-                {
-                    let entry = tid;
-                    next_b_0 = read_q(q_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
-                }
-                {
-                    let entry = tid + THREADS;
-                    next_b_1 = read_q(q_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
-                }
+            {
+                let entry = tid;
+                let query = first_query + chunk + entry / COL_VECS;
+                next_b_0 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
+            }
+            {
+                let entry = tid + THREADS;
+                let query = first_query + chunk + entry / COL_VECS;
+                next_b_1 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
             }
         }
         var half = 0u;  // where in tile the chunk is that is multiplied next
-        if (stored_whole) {
-            if (of_v) {
-                {
-                    let entry = tid;
-                    tile[half + entry] = next_p_0;
-                }
-                {
-                    let entry = tid + THREADS;
-                    tile[half + entry] = next_p_1;
-                }
-            } else {
-                {
-                    let entry = tid;
-                    tile[half + entry] = next_p_0 * (next_dp_0 - next_delta_0);
-                }
-                {
-                    let entry = tid + THREADS;
-                    tile[half + entry] = next_p_1 * (next_dp_1 - next_delta_1);
-                }
-            }
+        if (of_v) {
             {
                 let entry = tid;
-                tile[half + COL_TILE + entry] = next_b_0 * next_factor_0;
+                tile[half + entry] = next_p_0;
             }
             {
                 let entry = tid + THREADS;
-                tile[half + COL_TILE + entry] = next_b_1 * next_factor_1;
+                tile[half + entry] = next_p_1;
             }
         } else {
-            if (of_v) {
-                {
-                    let entry = tid;
-                    tile[half + entry] = next_p_0;
-                }
-                {
-                    let entry = tid + THREADS;
-                    tile[half + entry] = next_p_1;
-                }
-            } else {
-                {
-                    let entry = tid;
-                    tile[half + entry] = d_s(next_p_0, next_dp_0, next_delta_0);
-                }
-                {
-                    let entry = tid + THREADS;
-                    tile[half + entry] = d_s(next_p_1, next_dp_1, next_delta_1);
-                }
-            }
             {
                 let entry = tid;
-                tile[half + COL_TILE + entry] = finite_or_zero(next_b_0) * next_factor_0;
+                tile[half + entry] = d_s(next_p_0, next_dp_0, next_delta_0);
             }
             {
                 let entry = tid + THREADS;
-                tile[half + COL_TILE + entry] = finite_or_zero(next_b_1) * next_factor_1;
+                tile[half + entry] = d_s(next_p_1, next_dp_1, next_delta_1);
             }
+        }
+        {
+            let entry = tid;
+            tile[half + COL_TILE + entry] = finite_or_zero(next_b_0) * next_factor_0;
+        }
+        {
+            let entry = tid + THREADS;
+            tile[half + COL_TILE + entry] = finite_or_zero(next_b_1) * next_factor_1;
         }
         chunk += CHUNK;
         if (chunk == QUERY_ROWS) {
@@ -388,100 +334,83 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                     let before = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
                     tile_at = (strip_slot * call.strip_tiles + before) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
                     strip_row = strip_slot * call.strip_rows + block * QUERY_ROWS;
-                    whole = i32(first_key) >= hull.y && i32(first_key + ROWS) <= hull.z;
+                    first_query = call.row_first + block * QUERY_ROWS;
+                    head = kv_head * group + h;
                     break;
                 }
                 block += call.query_parts;
             }
             more = h < group;
         }
-        if (more) {
-            let first = tile_at + chunk * KEY_VECS;
-            let next_row = strip_row + chunk;
-            let next_query = call.row_first + block * QUERY_ROWS + chunk;
-            stored_whole = whole;
+        {
+            let entry = tid;
+            next_p_0 = p_tiles[tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS];
+        }
+        {
+            let entry = tid + THREADS;
+            next_p_1 = p_tiles[tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS];
+        }
+        {
+            let entry = tid;
+            next_factor_0 = row_terms[strip_row + chunk + entry / COL_VECS].x;
+        }
+        {
+            let entry = tid + THREADS;
+            next_factor_1 = row_terms[strip_row + chunk + entry / COL_VECS].x;
+        }
+        if (of_v) {
             {
                 let entry = tid;
-                next_p_0 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                let query = first_query + chunk + entry / COL_VECS;
+                next_b_0 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
             }
             {
                 let entry = tid + THREADS;
-                next_p_1 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                let query = first_query + chunk + entry / COL_VECS;
+                next_b_1 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
             }
+        } else {
             {
                 let entry = tid;
-                next_factor_0 = row_terms[next_row + entry / COL_VECS].x;
+                next_dp_0 = d_p_tiles[tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS];
+                next_delta_0 = row_terms[strip_row + chunk + entry / ROW_VECS].y;
             }
             {
                 let entry = tid + THREADS;
-                next_factor_1 = row_terms[next_row + entry / COL_VECS].x;
+                next_dp_1 = d_p_tiles[tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS];
+                next_delta_1 = row_terms[strip_row + chunk + entry / ROW_VECS].y;
             }
-            if (of_v) {
-                let d_o_first = d_o_start(batch, kv_head * group + h);
-                {
-                    let entry = tid;
-                    next_b_0 = read_d_o(d_o_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
-                }
-                {
-                    let entry = tid + THREADS;
-                    next_b_1 = read_d_o(d_o_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
-                }
-            } else {
-                {
-                    let entry = tid;
-                    next_dp_0 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
-                    next_delta_0 = row_terms[next_row + entry / ROW_VECS].y;
-                }
-                {
-                    let entry = tid + THREADS;
-                    next_dp_1 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
-                    next_delta_1 = row_terms[next_row + entry / ROW_VECS].y;
-                }
-                let q_first = q_start(batch, kv_head * group + h);
-                {
-                    let entry = tid;
-                    next_b_0 = read_q(q_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
-                }
-                {
-                    let entry = tid + THREADS;
-                    next_b_1 = read_q(q_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
-                }
+            {
+                let entry = tid;
+                let query = first_query + chunk + entry / COL_VECS;
+                next_b_0 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
+            }
+            {
+                let entry = tid + THREADS;
+                let query = first_query + chunk + entry / COL_VECS;
+                next_b_1 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
             }
         }
-        var queries = 0u;
         loop {
-            let last = !more;  // nothing is in the registers
-            let other = CHUNK_VECS - half;
-            workgroupBarrier();  // one half holds a chunk, and the other has been read
-            if (stored_whole) {
-                if (of_v) {
-                    {
-                        let entry = tid;
-                        tile[other + entry] = next_p_0;
-                    }
-                    {
-                        let entry = tid + THREADS;
-                        tile[other + entry] = next_p_1;
-                    }
-                } else {
-                    {
-                        let entry = tid;
-                        tile[other + entry] = next_p_0 * (next_dp_0 - next_delta_0);
-                    }
-                    {
-                        let entry = tid + THREADS;
-                        tile[other + entry] = next_p_1 * (next_dp_1 - next_delta_1);
-                    }
-                }
-                {
-                    let entry = tid;
-                    tile[other + COL_TILE + entry] = next_b_0 * next_factor_0;
-                }
-                {
-                    let entry = tid + THREADS;
-                    tile[other + COL_TILE + entry] = next_b_1 * next_factor_1;
-                }
-            } else {
+            var sum_0_0 = vec4<f32>();
+            var sum_0_1 = vec4<f32>();
+            var sum_1_0 = vec4<f32>();
+            var sum_1_1 = vec4<f32>();
+            var sum_2_0 = vec4<f32>();
+            var sum_2_1 = vec4<f32>();
+            var sum_3_0 = vec4<f32>();
+            var sum_3_1 = vec4<f32>();
+            var sum_4_0 = vec4<f32>();
+            var sum_4_1 = vec4<f32>();
+            var sum_5_0 = vec4<f32>();
+            var sum_5_1 = vec4<f32>();
+            var sum_6_0 = vec4<f32>();
+            var sum_6_1 = vec4<f32>();
+            var sum_7_0 = vec4<f32>();
+            var sum_7_1 = vec4<f32>();
+            for (var i = 0u; i < QUERY_ROWS / CHUNK; i++) {
+                let other = CHUNK_VECS - half;
+                workgroupBarrier();  // one half holds a chunk, and the other has been read
                 if (of_v) {
                     {
                         let entry = tid;
@@ -509,474 +438,451 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                     let entry = tid + THREADS;
                     tile[other + COL_TILE + entry] = finite_or_zero(next_b_1) * next_factor_1;
                 }
-            }
-            chunk += CHUNK;
-            if (chunk == QUERY_ROWS) {
-                chunk = 0u;
-                block += call.query_parts;
-                while (h < group) {
-                    let slot = batch * call.heads + kv_head * group + h;
-                    if (block >= block_count || slot < call.slot_first || slot >= call.slot_first + call.strip_slots) {
-                        h += call.head_parts;
-                        block = first_block;
-                        continue;
-                    }
-                    let hull = hull_of(batch, first_of_strip + block);
-                    if (i32(first_key) < hull.w && i32(first_key + ROWS) > hull.x) {
-                        let strip_slot = slot - call.slot_first;
-                        let before = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
-                        tile_at = (strip_slot * call.strip_tiles + before) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
-                        strip_row = strip_slot * call.strip_rows + block * QUERY_ROWS;
-                        whole = i32(first_key) >= hull.y && i32(first_key + ROWS) <= hull.z;
-                        break;
-                    }
+                chunk += CHUNK;
+                if (chunk == QUERY_ROWS) {
+                    chunk = 0u;
                     block += call.query_parts;
+                    while (h < group) {
+                        let slot = batch * call.heads + kv_head * group + h;
+                        if (block >= block_count || slot < call.slot_first || slot >= call.slot_first + call.strip_slots) {
+                            h += call.head_parts;
+                            block = first_block;
+                            continue;
+                        }
+                        let hull = hull_of(batch, first_of_strip + block);
+                        if (i32(first_key) < hull.w && i32(first_key + ROWS) > hull.x) {
+                            let strip_slot = slot - call.slot_first;
+                            let before = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
+                            tile_at = (strip_slot * call.strip_tiles + before) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
+                            strip_row = strip_slot * call.strip_rows + block * QUERY_ROWS;
+                            first_query = call.row_first + block * QUERY_ROWS;
+                            head = kv_head * group + h;
+                            break;
+                        }
+                        block += call.query_parts;
+                    }
+                    more = h < group;
                 }
-                more = h < group;
-            }
-            if (more) {
-                let first = tile_at + chunk * KEY_VECS;
-                let next_row = strip_row + chunk;
-                let next_query = call.row_first + block * QUERY_ROWS + chunk;
-                stored_whole = whole;
                 {
                     let entry = tid;
-                    next_p_0 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                    next_p_0 = p_tiles[tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS];
                 }
                 {
                     let entry = tid + THREADS;
-                    next_p_1 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
+                    next_p_1 = p_tiles[tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS];
                 }
                 {
                     let entry = tid;
-                    next_factor_0 = row_terms[next_row + entry / COL_VECS].x;
+                    next_factor_0 = row_terms[strip_row + chunk + entry / COL_VECS].x;
                 }
                 {
                     let entry = tid + THREADS;
-                    next_factor_1 = row_terms[next_row + entry / COL_VECS].x;
+                    next_factor_1 = row_terms[strip_row + chunk + entry / COL_VECS].x;
                 }
                 if (of_v) {
-                    let d_o_first = d_o_start(batch, kv_head * group + h);
                     {
                         let entry = tid;
-                        next_b_0 = read_d_o(d_o_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
+                        let query = first_query + chunk + entry / COL_VECS;
+                        next_b_0 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
                     }
                     {
                         let entry = tid + THREADS;
-                        next_b_1 = read_d_o(d_o_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
+                        let query = first_query + chunk + entry / COL_VECS;
+                        next_b_1 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
                     }
                 } else {
                     {
                         let entry = tid;
-                        next_dp_0 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
-                        next_delta_0 = row_terms[next_row + entry / ROW_VECS].y;
+                        next_dp_0 = d_p_tiles[tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS];
+                        next_delta_0 = row_terms[strip_row + chunk + entry / ROW_VECS].y;
                     }
                     {
                         let entry = tid + THREADS;
-                        next_dp_1 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
-                        next_delta_1 = row_terms[next_row + entry / ROW_VECS].y;
+                        next_dp_1 = d_p_tiles[tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS];
+                        next_delta_1 = row_terms[strip_row + chunk + entry / ROW_VECS].y;
                     }
-                    let q_first = q_start(batch, kv_head * group + h);
                     {
                         let entry = tid;
-                        next_b_0 = read_q(q_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
+                        let query = first_query + chunk + entry / COL_VECS;
+                        next_b_0 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
                     }
                     {
                         let entry = tid + THREADS;
-                        next_b_1 = read_q(q_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
+                        let query = first_query + chunk + entry / COL_VECS;
+                        next_b_1 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
                     }
                 }
+                {
+                    let b_0 = tile[half + COL_TILE + col];
+                    let b_1 = tile[half + COL_TILE + col + COL_THREADS];
+                    let a_0 = tile[half + row];
+                    let a_1 = tile[half + row + ROW_THREADS];
+                    sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
+                    sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
+                    sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
+                    sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
+                    sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
+                    sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
+                    sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
+                    sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
+                    sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
+                    sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
+                    sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
+                    sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
+                    sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
+                    sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
+                    sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
+                    sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
+                }
+                {
+                    let b_0 = tile[half + COL_TILE + col + COL_VECS];
+                    let b_1 = tile[half + COL_TILE + col + COL_THREADS + COL_VECS];
+                    let a_0 = tile[half + row + ROW_VECS];
+                    let a_1 = tile[half + row + ROW_THREADS + ROW_VECS];
+                    sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
+                    sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
+                    sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
+                    sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
+                    sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
+                    sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
+                    sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
+                    sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
+                    sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
+                    sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
+                    sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
+                    sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
+                    sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
+                    sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
+                    sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
+                    sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
+                }
+                {
+                    let b_0 = tile[half + COL_TILE + col + 2u * COL_VECS];
+                    let b_1 = tile[half + COL_TILE + col + COL_THREADS + 2u * COL_VECS];
+                    let a_0 = tile[half + row + 2u * ROW_VECS];
+                    let a_1 = tile[half + row + ROW_THREADS + 2u * ROW_VECS];
+                    sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
+                    sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
+                    sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
+                    sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
+                    sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
+                    sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
+                    sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
+                    sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
+                    sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
+                    sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
+                    sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
+                    sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
+                    sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
+                    sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
+                    sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
+                    sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
+                }
+                {
+                    let b_0 = tile[half + COL_TILE + col + 3u * COL_VECS];
+                    let b_1 = tile[half + COL_TILE + col + COL_THREADS + 3u * COL_VECS];
+                    let a_0 = tile[half + row + 3u * ROW_VECS];
+                    let a_1 = tile[half + row + ROW_THREADS + 3u * ROW_VECS];
+                    sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
+                    sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
+                    sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
+                    sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
+                    sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
+                    sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
+                    sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
+                    sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
+                    sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
+                    sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
+                    sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
+                    sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
+                    sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
+                    sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
+                    sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
+                    sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
+                }
+                {
+                    let b_0 = tile[half + COL_TILE + col + 4u * COL_VECS];
+                    let b_1 = tile[half + COL_TILE + col + COL_THREADS + 4u * COL_VECS];
+                    let a_0 = tile[half + row + 4u * ROW_VECS];
+                    let a_1 = tile[half + row + ROW_THREADS + 4u * ROW_VECS];
+                    sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
+                    sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
+                    sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
+                    sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
+                    sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
+                    sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
+                    sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
+                    sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
+                    sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
+                    sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
+                    sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
+                    sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
+                    sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
+                    sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
+                    sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
+                    sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
+                }
+                {
+                    let b_0 = tile[half + COL_TILE + col + 5u * COL_VECS];
+                    let b_1 = tile[half + COL_TILE + col + COL_THREADS + 5u * COL_VECS];
+                    let a_0 = tile[half + row + 5u * ROW_VECS];
+                    let a_1 = tile[half + row + ROW_THREADS + 5u * ROW_VECS];
+                    sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
+                    sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
+                    sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
+                    sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
+                    sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
+                    sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
+                    sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
+                    sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
+                    sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
+                    sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
+                    sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
+                    sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
+                    sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
+                    sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
+                    sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
+                    sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
+                }
+                {
+                    let b_0 = tile[half + COL_TILE + col + 6u * COL_VECS];
+                    let b_1 = tile[half + COL_TILE + col + COL_THREADS + 6u * COL_VECS];
+                    let a_0 = tile[half + row + 6u * ROW_VECS];
+                    let a_1 = tile[half + row + ROW_THREADS + 6u * ROW_VECS];
+                    sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
+                    sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
+                    sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
+                    sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
+                    sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
+                    sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
+                    sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
+                    sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
+                    sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
+                    sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
+                    sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
+                    sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
+                    sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
+                    sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
+                    sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
+                    sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
+                }
+                {
+                    let b_0 = tile[half + COL_TILE + col + 7u * COL_VECS];
+                    let b_1 = tile[half + COL_TILE + col + COL_THREADS + 7u * COL_VECS];
+                    let a_0 = tile[half + row + 7u * ROW_VECS];
+                    let a_1 = tile[half + row + ROW_THREADS + 7u * ROW_VECS];
+                    sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
+                    sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
+                    sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
+                    sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
+                    sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
+                    sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
+                    sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
+                    sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
+                    sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
+                    sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
+                    sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
+                    sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
+                    sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
+                    sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
+                    sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
+                    sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
+                }
+                {
+                    let b_0 = tile[half + COL_TILE + col + 8u * COL_VECS];
+                    let b_1 = tile[half + COL_TILE + col + COL_THREADS + 8u * COL_VECS];
+                    let a_0 = tile[half + row + 8u * ROW_VECS];
+                    let a_1 = tile[half + row + ROW_THREADS + 8u * ROW_VECS];
+                    sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
+                    sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
+                    sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
+                    sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
+                    sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
+                    sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
+                    sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
+                    sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
+                    sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
+                    sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
+                    sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
+                    sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
+                    sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
+                    sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
+                    sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
+                    sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
+                }
+                {
+                    let b_0 = tile[half + COL_TILE + col + 9u * COL_VECS];
+                    let b_1 = tile[half + COL_TILE + col + COL_THREADS + 9u * COL_VECS];
+                    let a_0 = tile[half + row + 9u * ROW_VECS];
+                    let a_1 = tile[half + row + ROW_THREADS + 9u * ROW_VECS];
+                    sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
+                    sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
+                    sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
+                    sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
+                    sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
+                    sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
+                    sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
+                    sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
+                    sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
+                    sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
+                    sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
+                    sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
+                    sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
+                    sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
+                    sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
+                    sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
+                }
+                {
+                    let b_0 = tile[half + COL_TILE + col + 10u * COL_VECS];
+                    let b_1 = tile[half + COL_TILE + col + COL_THREADS + 10u * COL_VECS];
+                    let a_0 = tile[half + row + 10u * ROW_VECS];
+                    let a_1 = tile[half + row + ROW_THREADS + 10u * ROW_VECS];
+                    sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
+                    sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
+                    sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
+                    sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
+                    sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
+                    sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
+                    sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
+                    sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
+                    sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
+                    sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
+                    sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
+                    sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
+                    sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
+                    sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
+                    sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
+                    sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
+                }
+                {
+                    let b_0 = tile[half + COL_TILE + col + 11u * COL_VECS];
+                    let b_1 = tile[half + COL_TILE + col + COL_THREADS + 11u * COL_VECS];
+                    let a_0 = tile[half + row + 11u * ROW_VECS];
+                    let a_1 = tile[half + row + ROW_THREADS + 11u * ROW_VECS];
+                    sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
+                    sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
+                    sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
+                    sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
+                    sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
+                    sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
+                    sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
+                    sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
+                    sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
+                    sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
+                    sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
+                    sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
+                    sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
+                    sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
+                    sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
+                    sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
+                }
+                {
+                    let b_0 = tile[half + COL_TILE + col + 12u * COL_VECS];
+                    let b_1 = tile[half + COL_TILE + col + COL_THREADS + 12u * COL_VECS];
+                    let a_0 = tile[half + row + 12u * ROW_VECS];
+                    let a_1 = tile[half + row + ROW_THREADS + 12u * ROW_VECS];
+                    sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
+                    sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
+                    sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
+                    sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
+                    sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
+                    sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
+                    sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
+                    sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
+                    sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
+                    sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
+                    sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
+                    sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
+                    sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
+                    sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
+                    sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
+                    sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
+                }
+                {
+                    let b_0 = tile[half + COL_TILE + col + 13u * COL_VECS];
+                    let b_1 = tile[half + COL_TILE + col + COL_THREADS + 13u * COL_VECS];
+                    let a_0 = tile[half + row + 13u * ROW_VECS];
+                    let a_1 = tile[half + row + ROW_THREADS + 13u * ROW_VECS];
+                    sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
+                    sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
+                    sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
+                    sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
+                    sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
+                    sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
+                    sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
+                    sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
+                    sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
+                    sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
+                    sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
+                    sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
+                    sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
+                    sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
+                    sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
+                    sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
+                }
+                {
+                    let b_0 = tile[half + COL_TILE + col + 14u * COL_VECS];
+                    let b_1 = tile[half + COL_TILE + col + COL_THREADS + 14u * COL_VECS];
+                    let a_0 = tile[half + row + 14u * ROW_VECS];
+                    let a_1 = tile[half + row + ROW_THREADS + 14u * ROW_VECS];
+                    sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
+                    sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
+                    sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
+                    sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
+                    sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
+                    sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
+                    sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
+                    sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
+                    sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
+                    sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
+                    sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
+                    sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
+                    sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
+                    sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
+                    sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
+                    sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
+                }
+                {
+                    let b_0 = tile[half + COL_TILE + col + 15u * COL_VECS];
+                    let b_1 = tile[half + COL_TILE + col + COL_THREADS + 15u * COL_VECS];
+                    let a_0 = tile[half + row + 15u * ROW_VECS];
+                    let a_1 = tile[half + row + ROW_THREADS + 15u * ROW_VECS];
+                    sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
+                    sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
+                    sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
+                    sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
+                    sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
+                    sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
+                    sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
+                    sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
+                    sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
+                    sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
+                    sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
+                    sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
+                    sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
+                    sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
+                    sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
+                    sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
+                }
+                half = other;
             }
-            {
-                let b_0 = tile[half + COL_TILE + col];
-                let b_1 = tile[half + COL_TILE + col + COL_THREADS];
-                let a_0 = tile[half + row];
-                let a_1 = tile[half + row + ROW_THREADS];
-                sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
-                sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
-                sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
-                sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
-                sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
-                sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
-                sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
-                sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
-                sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
-                sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
-                sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
-                sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
-                sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
-                sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
-                sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
-                sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
-            }
-            {
-                let b_0 = tile[half + COL_TILE + col + COL_VECS];
-                let b_1 = tile[half + COL_TILE + col + COL_THREADS + COL_VECS];
-                let a_0 = tile[half + row + ROW_VECS];
-                let a_1 = tile[half + row + ROW_THREADS + ROW_VECS];
-                sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
-                sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
-                sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
-                sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
-                sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
-                sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
-                sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
-                sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
-                sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
-                sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
-                sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
-                sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
-                sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
-                sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
-                sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
-                sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
-            }
-            {
-                let b_0 = tile[half + COL_TILE + col + 2u * COL_VECS];
-                let b_1 = tile[half + COL_TILE + col + COL_THREADS + 2u * COL_VECS];
-                let a_0 = tile[half + row + 2u * ROW_VECS];
-                let a_1 = tile[half + row + ROW_THREADS + 2u * ROW_VECS];
-                sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
-                sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
-                sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
-                sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
-                sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
-                sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
-                sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
-                sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
-                sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
-                sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
-                sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
-                sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
-                sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
-                sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
-                sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
-                sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
-            }
-            {
-                let b_0 = tile[half + COL_TILE + col + 3u * COL_VECS];
-                let b_1 = tile[half + COL_TILE + col + COL_THREADS + 3u * COL_VECS];
-                let a_0 = tile[half + row + 3u * ROW_VECS];
-                let a_1 = tile[half + row + ROW_THREADS + 3u * ROW_VECS];
-                sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
-                sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
-                sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
-                sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
-                sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
-                sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
-                sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
-                sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
-                sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
-                sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
-                sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
-                sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
-                sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
-                sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
-                sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
-                sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
-            }
-            {
-                let b_0 = tile[half + COL_TILE + col + 4u * COL_VECS];
-                let b_1 = tile[half + COL_TILE + col + COL_THREADS + 4u * COL_VECS];
-                let a_0 = tile[half + row + 4u * ROW_VECS];
-                let a_1 = tile[half + row + ROW_THREADS + 4u * ROW_VECS];
-                sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
-                sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
-                sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
-                sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
-                sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
-                sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
-                sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
-                sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
-                sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
-                sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
-                sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
-                sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
-                sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
-                sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
-                sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
-                sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
-            }
-            {
-                let b_0 = tile[half + COL_TILE + col + 5u * COL_VECS];
-                let b_1 = tile[half + COL_TILE + col + COL_THREADS + 5u * COL_VECS];
-                let a_0 = tile[half + row + 5u * ROW_VECS];
-                let a_1 = tile[half + row + ROW_THREADS + 5u * ROW_VECS];
-                sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
-                sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
-                sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
-                sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
-                sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
-                sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
-                sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
-                sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
-                sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
-                sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
-                sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
-                sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
-                sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
-                sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
-                sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
-                sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
-            }
-            {
-                let b_0 = tile[half + COL_TILE + col + 6u * COL_VECS];
-                let b_1 = tile[half + COL_TILE + col + COL_THREADS + 6u * COL_VECS];
-                let a_0 = tile[half + row + 6u * ROW_VECS];
-                let a_1 = tile[half + row + ROW_THREADS + 6u * ROW_VECS];
-                sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
-                sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
-                sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
-                sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
-                sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
-                sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
-                sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
-                sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
-                sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
-                sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
-                sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
-                sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
-                sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
-                sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
-                sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
-                sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
-            }
-            {
-                let b_0 = tile[half + COL_TILE + col + 7u * COL_VECS];
-                let b_1 = tile[half + COL_TILE + col + COL_THREADS + 7u * COL_VECS];
-                let a_0 = tile[half + row + 7u * ROW_VECS];
-                let a_1 = tile[half + row + ROW_THREADS + 7u * ROW_VECS];
-                sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
-                sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
-                sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
-                sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
-                sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
-                sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
-                sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
-                sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
-                sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
-                sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
-                sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
-                sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
-                sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
-                sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
-                sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
-                sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
-            }
-            {
-                let b_0 = tile[half + COL_TILE + col + 8u * COL_VECS];
-                let b_1 = tile[half + COL_TILE + col + COL_THREADS + 8u * COL_VECS];
-                let a_0 = tile[half + row + 8u * ROW_VECS];
-                let a_1 = tile[half + row + ROW_THREADS + 8u * ROW_VECS];
-                sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
-                sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
-                sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
-                sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
-                sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
-                sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
-                sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
-                sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
-                sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
-                sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
-                sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
-                sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
-                sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
-                sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
-                sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
-                sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
-            }
-            {
-                let b_0 = tile[half + COL_TILE + col + 9u * COL_VECS];
-                let b_1 = tile[half + COL_TILE + col + COL_THREADS + 9u * COL_VECS];
-                let a_0 = tile[half + row + 9u * ROW_VECS];
-                let a_1 = tile[half + row + ROW_THREADS + 9u * ROW_VECS];
-                sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
-                sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
-                sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
-                sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
-                sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
-                sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
-                sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
-                sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
-                sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
-                sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
-                sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
-                sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
-                sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
-                sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
-                sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
-                sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
-            }
-            {
-                let b_0 = tile[half + COL_TILE + col + 10u * COL_VECS];
-                let b_1 = tile[half + COL_TILE + col + COL_THREADS + 10u * COL_VECS];
-                let a_0 = tile[half + row + 10u * ROW_VECS];
-                let a_1 = tile[half + row + ROW_THREADS + 10u * ROW_VECS];
-                sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
-                sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
-                sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
-                sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
-                sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
-                sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
-                sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
-                sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
-                sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
-                sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
-                sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
-                sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
-                sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
-                sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
-                sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
-                sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
-            }
-            {
-                let b_0 = tile[half + COL_TILE + col + 11u * COL_VECS];
-                let b_1 = tile[half + COL_TILE + col + COL_THREADS + 11u * COL_VECS];
-                let a_0 = tile[half + row + 11u * ROW_VECS];
-                let a_1 = tile[half + row + ROW_THREADS + 11u * ROW_VECS];
-                sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
-                sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
-                sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
-                sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
-                sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
-                sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
-                sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
-                sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
-                sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
-                sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
-                sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
-                sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
-                sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
-                sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
-                sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
-                sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
-            }
-            {
-                let b_0 = tile[half + COL_TILE + col + 12u * COL_VECS];
-                let b_1 = tile[half + COL_TILE + col + COL_THREADS + 12u * COL_VECS];
-                let a_0 = tile[half + row + 12u * ROW_VECS];
-                let a_1 = tile[half + row + ROW_THREADS + 12u * ROW_VECS];
-                sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
-                sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
-                sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
-                sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
-                sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
-                sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
-                sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
-                sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
-                sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
-                sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
-                sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
-                sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
-                sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
-                sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
-                sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
-                sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
-            }
-            {
-                let b_0 = tile[half + COL_TILE + col + 13u * COL_VECS];
-                let b_1 = tile[half + COL_TILE + col + COL_THREADS + 13u * COL_VECS];
-                let a_0 = tile[half + row + 13u * ROW_VECS];
-                let a_1 = tile[half + row + ROW_THREADS + 13u * ROW_VECS];
-                sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
-                sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
-                sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
-                sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
-                sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
-                sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
-                sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
-                sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
-                sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
-                sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
-                sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
-                sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
-                sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
-                sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
-                sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
-                sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
-            }
-            {
-                let b_0 = tile[half + COL_TILE + col + 14u * COL_VECS];
-                let b_1 = tile[half + COL_TILE + col + COL_THREADS + 14u * COL_VECS];
-                let a_0 = tile[half + row + 14u * ROW_VECS];
-                let a_1 = tile[half + row + ROW_THREADS + 14u * ROW_VECS];
-                sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
-                sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
-                sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
-                sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
-                sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
-                sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
-                sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
-                sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
-                sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
-                sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
-                sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
-                sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
-                sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
-                sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
-                sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
-                sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
-            }
-            {
-                let b_0 = tile[half + COL_TILE + col + 15u * COL_VECS];
-                let b_1 = tile[half + COL_TILE + col + COL_THREADS + 15u * COL_VECS];
-                let a_0 = tile[half + row + 15u * ROW_VECS];
-                let a_1 = tile[half + row + ROW_THREADS + 15u * ROW_VECS];
-                sum_0_0 = fma(vec4<f32>(a_0.x), b_0, sum_0_0);
-                sum_0_1 = fma(vec4<f32>(a_0.x), b_1, sum_0_1);
-                sum_1_0 = fma(vec4<f32>(a_0.y), b_0, sum_1_0);
-                sum_1_1 = fma(vec4<f32>(a_0.y), b_1, sum_1_1);
-                sum_2_0 = fma(vec4<f32>(a_0.z), b_0, sum_2_0);
-                sum_2_1 = fma(vec4<f32>(a_0.z), b_1, sum_2_1);
-                sum_3_0 = fma(vec4<f32>(a_0.w), b_0, sum_3_0);
-                sum_3_1 = fma(vec4<f32>(a_0.w), b_1, sum_3_1);
-                sum_4_0 = fma(vec4<f32>(a_1.x), b_0, sum_4_0);
-                sum_4_1 = fma(vec4<f32>(a_1.x), b_1, sum_4_1);
-                sum_5_0 = fma(vec4<f32>(a_1.y), b_0, sum_5_0);
-                sum_5_1 = fma(vec4<f32>(a_1.y), b_1, sum_5_1);
-                sum_6_0 = fma(vec4<f32>(a_1.z), b_0, sum_6_0);
-                sum_6_1 = fma(vec4<f32>(a_1.z), b_1, sum_6_1);
-                sum_7_0 = fma(vec4<f32>(a_1.w), b_0, sum_7_0);
-                sum_7_1 = fma(vec4<f32>(a_1.w), b_1, sum_7_1);
-            }
-            half = other;
-            queries += CHUNK;
-            if (queries == SUM_ROWS || last) {
-                queries = 0u;
-                all_sum_0_0 += sum_0_0;
-                sum_0_0 = vec4<f32>();
-                all_sum_0_1 += sum_0_1;
-                sum_0_1 = vec4<f32>();
-                all_sum_1_0 += sum_1_0;
-                sum_1_0 = vec4<f32>();
-                all_sum_1_1 += sum_1_1;
-                sum_1_1 = vec4<f32>();
-                all_sum_2_0 += sum_2_0;
-                sum_2_0 = vec4<f32>();
-                all_sum_2_1 += sum_2_1;
-                sum_2_1 = vec4<f32>();
-                all_sum_3_0 += sum_3_0;
-                sum_3_0 = vec4<f32>();
-                all_sum_3_1 += sum_3_1;
-                sum_3_1 = vec4<f32>();
-                all_sum_4_0 += sum_4_0;
-                sum_4_0 = vec4<f32>();
-                all_sum_4_1 += sum_4_1;
-                sum_4_1 = vec4<f32>();
-                all_sum_5_0 += sum_5_0;
-                sum_5_0 = vec4<f32>();
-                all_sum_5_1 += sum_5_1;
-                sum_5_1 = vec4<f32>();
-                all_sum_6_0 += sum_6_0;
-                sum_6_0 = vec4<f32>();
-                all_sum_6_1 += sum_6_1;
-                sum_6_1 = vec4<f32>();
-                all_sum_7_0 += sum_7_0;
-                sum_7_0 = vec4<f32>();
-                all_sum_7_1 += sum_7_1;
-                sum_7_1 = vec4<f32>();
-            }
-            if (last) {
+            all_sum_0_0 += sum_0_0;
+            all_sum_0_1 += sum_0_1;
+            all_sum_1_0 += sum_1_0;
+            all_sum_1_1 += sum_1_1;
+            all_sum_2_0 += sum_2_0;
+            all_sum_2_1 += sum_2_1;
+            all_sum_3_0 += sum_3_0;
+            all_sum_3_1 += sum_3_1;
+            all_sum_4_0 += sum_4_0;
+            all_sum_4_1 += sum_4_1;
+            all_sum_5_0 += sum_5_0;
+            all_sum_5_1 += sum_5_1;
+            all_sum_6_0 += sum_6_0;
+            all_sum_6_1 += sum_6_1;
+            all_sum_7_0 += sum_7_0;
+            all_sum_7_1 += sum_7_1;
+            if (!more) {
                 break;
             }
         }

@@ -24,7 +24,6 @@ const Q_TILE: u32 = CHUNK * (2u * ROW_VECS + COL_VECS);
 const QUERY_ROWS: u32 = 64u;  // queries of a block
 const KEY_COLS: u32 = 64u;  // keys of a block of scores
 const KEY_VECS: u32 = KEY_COLS / 4u;
-const SUM_ROWS: u32 = 256u;  // queries in one chain of additions
 override HEAD_DIM: u32;  // channels, a multiple of 4
 override V_HEAD_DIM: u32;  // channels, a multiple of 4
 
@@ -127,10 +126,8 @@ fn q_start(batch: u32, head: u32) -> u32 {
 }
 
 fn read_q(start: u32, position: u32, channel: u32) -> vec4<f32> {
-    if (position >= call.q_len || channel >= HEAD_DIM / 4u) {
-        return vec4<f32>();
-    }
-    return q[start + position * (call.q.row / 4u) + channel];
+    let row = start + min(position, call.q_len - 1u) * (call.q.row / 4u);
+    return q[row + min(channel, HEAD_DIM / 4u - 1u)];
 }
 
 fn d_o_start(batch: u32, head: u32) -> u32 {
@@ -138,10 +135,8 @@ fn d_o_start(batch: u32, head: u32) -> u32 {
 }
 
 fn read_d_o(start: u32, position: u32, channel: u32) -> vec4<f32> {
-    if (position >= call.q_len || channel >= V_HEAD_DIM / 4u) {
-        return vec4<f32>();
-    }
-    return d_o[start + position * (call.d_o.row / 4u) + channel];
+    let row = start + min(position, call.q_len - 1u) * (call.d_o.row / 4u);
+    return d_o[row + min(channel, V_HEAD_DIM / 4u - 1u)];
 }
 
 fn d_k_row_at(part: u32, batch: u32, position: u32, head: u32) -> u32 {
@@ -190,8 +185,8 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     let first_channel = workgroup.z * COL_VECS;
 
     // This thread's keys are the fours row, row + ROW_THREADS, …, its channels the fours col, col + COL_THREADS, …
-    let row = tid / 32u / (COL_THREADS / 8u) * 4u + tid % 32u / 8u;
-    let col = tid / 32u % (COL_THREADS / 8u) * 8u + tid % 8u;
+    let row = tid / 32u / (COL_THREADS / 8u) * 4u + tid % 32u / 16u * 2u + tid % 2u;
+    let col = tid / 32u % (COL_THREADS / 8u) * 8u + tid / 2u % 8u;
 
     // (h, block, chunk) runs over the part's heads of the group, their blocks that see one of the keys, and the blocks' chunks.
     let block_count = min(call.strip_rows, call.q_len - call.row_first + QUERY_ROWS - 1u) / QUERY_ROWS;
@@ -202,6 +197,8 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     var chunk = 0u;  // its first query of the block
     var tile_at = 0u;  // where the block's scores of these keys begin
     var strip_row = 0u;  // the block's first row, over all the strip's slots
+    var first_query = 0u;  // the same of the call
+    var head = 0u;
     while (h < group) {
         let slot = batch * call.heads + kv_head * group + h;
         if (block >= block_count || slot < call.slot_first || slot >= call.slot_first + call.strip_slots) {
@@ -215,6 +212,8 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             let before = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
             tile_at = (strip_slot * call.strip_tiles + before) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
             strip_row = strip_slot * call.strip_rows + block * QUERY_ROWS;
+            first_query = call.row_first + block * QUERY_ROWS;
+            head = kv_head * group + h;
             break;
         }
         block += call.query_parts;
@@ -224,7 +223,7 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
         return;  // there is nothing to add
     }
 
-    // A long sum goes in stretches of SUM_ROWS queries, which all_… adds up: one chain of additions would lose accuracy.
+    // Each block's sums are added up: one chain of additions over all the queries would lose accuracy.
     var all_dk_0_0 = vec4<f32>();
     var all_dk_1_0 = vec4<f32>();
     var all_dk_2_0 = vec4<f32>();
@@ -233,14 +232,6 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     var all_dk_5_0 = vec4<f32>();
     var all_dk_6_0 = vec4<f32>();
     var all_dk_7_0 = vec4<f32>();
-    var dk_0_0 = vec4<f32>();
-    var dk_1_0 = vec4<f32>();
-    var dk_2_0 = vec4<f32>();
-    var dk_3_0 = vec4<f32>();
-    var dk_4_0 = vec4<f32>();
-    var dk_5_0 = vec4<f32>();
-    var dk_6_0 = vec4<f32>();
-    var dk_7_0 = vec4<f32>();
     var all_dv_0_0 = vec4<f32>();
     var all_dv_1_0 = vec4<f32>();
     var all_dv_2_0 = vec4<f32>();
@@ -249,14 +240,6 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     var all_dv_5_0 = vec4<f32>();
     var all_dv_6_0 = vec4<f32>();
     var all_dv_7_0 = vec4<f32>();
-    var dv_0_0 = vec4<f32>();
-    var dv_1_0 = vec4<f32>();
-    var dv_2_0 = vec4<f32>();
-    var dv_3_0 = vec4<f32>();
-    var dv_4_0 = vec4<f32>();
-    var dv_5_0 = vec4<f32>();
-    var dv_6_0 = vec4<f32>();
-    var dv_7_0 = vec4<f32>();
     if (more) {
         var next_p_0: vec4<f32>;
         var next_dp_0: vec4<f32>;
@@ -270,169 +253,167 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
         var next_factor_1: f32;
         var next_q_1: vec4<f32>;
         var next_do_1: vec4<f32>;
-        var queries = 0u;
         loop {
-            let first = tile_at + chunk * KEY_VECS;
-            let next_row = strip_row + chunk;
-            let next_query = call.row_first + block * QUERY_ROWS + chunk;
-            {
-                let entry = tid;
-                next_p_0 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
-                next_terms_0 = row_terms[next_row + entry / ROW_VECS];
-            }
-            {
-                let entry = tid + THREADS;
-                next_p_1 = p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
-                next_terms_1 = row_terms[next_row + entry / ROW_VECS];
-            }
-            {
-                let entry = tid;
-                next_factor_0 = row_terms[next_row + entry / COL_VECS].x;
-            }
-            {
-                let entry = tid + THREADS;
-                next_factor_1 = row_terms[next_row + entry / COL_VECS].x;
-            }
-            {
-                let entry = tid;
-                next_dp_0 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
-            }
-            {
-                let entry = tid + THREADS;
-                next_dp_1 = d_p_tiles[first + entry / ROW_VECS * KEY_VECS + entry % ROW_VECS];
-            }
-            let q_first = q_start(batch, kv_head * group + h);
-            {
-                let entry = tid;
-                next_q_0 = read_q(q_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
-            }
-            {
-                let entry = tid + THREADS;
-                next_q_1 = read_q(q_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
-            }
-            let d_o_first = d_o_start(batch, kv_head * group + h);
-            {
-                let entry = tid;
-                next_do_0 = read_d_o(d_o_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
-            }
-            {
-                let entry = tid + THREADS;
-                next_do_1 = read_d_o(d_o_first, next_query + entry / COL_VECS, first_channel + entry % COL_VECS);
-            }
-            workgroupBarrier();  // the chunk before has been read
-            {
-                let entry = tid;
-                let terms = next_terms_0;
-                let p = capped_probabilities(next_p_0, vec4<f32>(), terms.z);
-                tile[entry] = p;
-                tile[DS_TILE + entry] = d_s(next_p_0, p, next_dp_0, terms.y);
-            }
-            {
-                let entry = tid + THREADS;
-                let terms = next_terms_1;
-                let p = capped_probabilities(next_p_1, vec4<f32>(), terms.z);
-                tile[entry] = p;
-                tile[DS_TILE + entry] = d_s(next_p_1, p, next_dp_1, terms.y);
-            }
-            {
-                let entry = tid;
-                tile[DO_TILE + entry] = finite_or_zero(next_do_0) * next_factor_0;
-                tile[Q_TILE + entry] = finite_or_zero(next_q_0) * next_factor_0;
-            }
-            {
-                let entry = tid + THREADS;
-                tile[DO_TILE + entry] = finite_or_zero(next_do_1) * next_factor_1;
-                tile[Q_TILE + entry] = finite_or_zero(next_q_1) * next_factor_1;
-            }
-            workgroupBarrier();  // the chunk is complete
-            // dV_j += P_ij·dO_i
-            for (var k = 0u; k < CHUNK; k++) {
-                let b_0 = tile[DO_TILE + col + k * COL_VECS];
-                let a_0 = tile[row + k * ROW_VECS];
-                let a_1 = tile[row + ROW_THREADS + k * ROW_VECS];
-                dv_0_0 = fma(vec4<f32>(a_0.x), b_0, dv_0_0);
-                dv_1_0 = fma(vec4<f32>(a_0.y), b_0, dv_1_0);
-                dv_2_0 = fma(vec4<f32>(a_0.z), b_0, dv_2_0);
-                dv_3_0 = fma(vec4<f32>(a_0.w), b_0, dv_3_0);
-                dv_4_0 = fma(vec4<f32>(a_1.x), b_0, dv_4_0);
-                dv_5_0 = fma(vec4<f32>(a_1.y), b_0, dv_5_0);
-                dv_6_0 = fma(vec4<f32>(a_1.z), b_0, dv_6_0);
-                dv_7_0 = fma(vec4<f32>(a_1.w), b_0, dv_7_0);
-            }
-
-            // dK_j += dS_ij·Q_i
-            for (var k = 0u; k < CHUNK; k++) {
-                let b_0 = tile[Q_TILE + col + k * COL_VECS];
-                let a_0 = tile[DS_TILE + row + k * ROW_VECS];
-                let a_1 = tile[DS_TILE + row + ROW_THREADS + k * ROW_VECS];
-                dk_0_0 = fma(vec4<f32>(a_0.x), b_0, dk_0_0);
-                dk_1_0 = fma(vec4<f32>(a_0.y), b_0, dk_1_0);
-                dk_2_0 = fma(vec4<f32>(a_0.z), b_0, dk_2_0);
-                dk_3_0 = fma(vec4<f32>(a_0.w), b_0, dk_3_0);
-                dk_4_0 = fma(vec4<f32>(a_1.x), b_0, dk_4_0);
-                dk_5_0 = fma(vec4<f32>(a_1.y), b_0, dk_5_0);
-                dk_6_0 = fma(vec4<f32>(a_1.z), b_0, dk_6_0);
-                dk_7_0 = fma(vec4<f32>(a_1.w), b_0, dk_7_0);
-            }
-            chunk += CHUNK;
-            if (chunk == QUERY_ROWS) {
-                chunk = 0u;
-                block += call.query_parts;
-                while (h < group) {
-                    let slot = batch * call.heads + kv_head * group + h;
-                    if (block >= block_count || slot < call.slot_first || slot >= call.slot_first + call.strip_slots) {
-                        h += call.head_parts;
-                        block = first_block;
-                        continue;
-                    }
-                    let hull = hull_of(batch, first_of_strip + block);
-                    if (i32(first_key) < hull.w && i32(first_key + ROWS) > hull.x) {
-                        let strip_slot = slot - call.slot_first;
-                        let before = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
-                        tile_at = (strip_slot * call.strip_tiles + before) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
-                        strip_row = strip_slot * call.strip_rows + block * QUERY_ROWS;
-                        break;
-                    }
-                    block += call.query_parts;
+            var dk_0_0 = vec4<f32>();
+            var dk_1_0 = vec4<f32>();
+            var dk_2_0 = vec4<f32>();
+            var dk_3_0 = vec4<f32>();
+            var dk_4_0 = vec4<f32>();
+            var dk_5_0 = vec4<f32>();
+            var dk_6_0 = vec4<f32>();
+            var dk_7_0 = vec4<f32>();
+            var dv_0_0 = vec4<f32>();
+            var dv_1_0 = vec4<f32>();
+            var dv_2_0 = vec4<f32>();
+            var dv_3_0 = vec4<f32>();
+            var dv_4_0 = vec4<f32>();
+            var dv_5_0 = vec4<f32>();
+            var dv_6_0 = vec4<f32>();
+            var dv_7_0 = vec4<f32>();
+            for (var i = 0u; i < QUERY_ROWS / CHUNK; i++) {
+                {
+                    let entry = tid;
+                    next_p_0 = p_tiles[tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS];
+                    next_terms_0 = row_terms[strip_row + chunk + entry / ROW_VECS];
                 }
-                more = h < group;
+                {
+                    let entry = tid + THREADS;
+                    next_p_1 = p_tiles[tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS];
+                    next_terms_1 = row_terms[strip_row + chunk + entry / ROW_VECS];
+                }
+                {
+                    let entry = tid;
+                    next_factor_0 = row_terms[strip_row + chunk + entry / COL_VECS].x;
+                }
+                {
+                    let entry = tid + THREADS;
+                    next_factor_1 = row_terms[strip_row + chunk + entry / COL_VECS].x;
+                }
+                {
+                    let entry = tid;
+                    next_dp_0 = d_p_tiles[tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS];
+                }
+                {
+                    let entry = tid + THREADS;
+                    next_dp_1 = d_p_tiles[tile_at + (chunk + entry / ROW_VECS) * KEY_VECS + entry % ROW_VECS];
+                }
+                {
+                    let entry = tid;
+                    let query = first_query + chunk + entry / COL_VECS;
+                    next_q_0 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
+                }
+                {
+                    let entry = tid + THREADS;
+                    let query = first_query + chunk + entry / COL_VECS;
+                    next_q_1 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
+                }
+                {
+                    let entry = tid;
+                    let query = first_query + chunk + entry / COL_VECS;
+                    next_do_0 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
+                }
+                {
+                    let entry = tid + THREADS;
+                    let query = first_query + chunk + entry / COL_VECS;
+                    next_do_1 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
+                }
+                workgroupBarrier();  // the chunk before has been read
+                {
+                    let entry = tid;
+                    let terms = next_terms_0;
+                    let p = capped_probabilities(next_p_0, vec4<f32>(), terms.z);
+                    tile[entry] = p;
+                    tile[DS_TILE + entry] = d_s(next_p_0, p, next_dp_0, terms.y);
+                }
+                {
+                    let entry = tid + THREADS;
+                    let terms = next_terms_1;
+                    let p = capped_probabilities(next_p_1, vec4<f32>(), terms.z);
+                    tile[entry] = p;
+                    tile[DS_TILE + entry] = d_s(next_p_1, p, next_dp_1, terms.y);
+                }
+                {
+                    let entry = tid;
+                    tile[DO_TILE + entry] = finite_or_zero(next_do_0) * next_factor_0;
+                    tile[Q_TILE + entry] = finite_or_zero(next_q_0) * next_factor_0;
+                }
+                {
+                    let entry = tid + THREADS;
+                    tile[DO_TILE + entry] = finite_or_zero(next_do_1) * next_factor_1;
+                    tile[Q_TILE + entry] = finite_or_zero(next_q_1) * next_factor_1;
+                }
+                workgroupBarrier();  // the chunk is complete
+                // dV_j += P_ij·dO_i
+                for (var k = 0u; k < CHUNK; k++) {
+                    let b_0 = tile[DO_TILE + col + k * COL_VECS];
+                    let a_0 = tile[row + k * ROW_VECS];
+                    let a_1 = tile[row + ROW_THREADS + k * ROW_VECS];
+                    dv_0_0 = fma(vec4<f32>(a_0.x), b_0, dv_0_0);
+                    dv_1_0 = fma(vec4<f32>(a_0.y), b_0, dv_1_0);
+                    dv_2_0 = fma(vec4<f32>(a_0.z), b_0, dv_2_0);
+                    dv_3_0 = fma(vec4<f32>(a_0.w), b_0, dv_3_0);
+                    dv_4_0 = fma(vec4<f32>(a_1.x), b_0, dv_4_0);
+                    dv_5_0 = fma(vec4<f32>(a_1.y), b_0, dv_5_0);
+                    dv_6_0 = fma(vec4<f32>(a_1.z), b_0, dv_6_0);
+                    dv_7_0 = fma(vec4<f32>(a_1.w), b_0, dv_7_0);
+                }
+
+                // dK_j += dS_ij·Q_i
+                for (var k = 0u; k < CHUNK; k++) {
+                    let b_0 = tile[Q_TILE + col + k * COL_VECS];
+                    let a_0 = tile[DS_TILE + row + k * ROW_VECS];
+                    let a_1 = tile[DS_TILE + row + ROW_THREADS + k * ROW_VECS];
+                    dk_0_0 = fma(vec4<f32>(a_0.x), b_0, dk_0_0);
+                    dk_1_0 = fma(vec4<f32>(a_0.y), b_0, dk_1_0);
+                    dk_2_0 = fma(vec4<f32>(a_0.z), b_0, dk_2_0);
+                    dk_3_0 = fma(vec4<f32>(a_0.w), b_0, dk_3_0);
+                    dk_4_0 = fma(vec4<f32>(a_1.x), b_0, dk_4_0);
+                    dk_5_0 = fma(vec4<f32>(a_1.y), b_0, dk_5_0);
+                    dk_6_0 = fma(vec4<f32>(a_1.z), b_0, dk_6_0);
+                    dk_7_0 = fma(vec4<f32>(a_1.w), b_0, dk_7_0);
+                }
+                chunk += CHUNK;
+                if (chunk == QUERY_ROWS) {
+                    chunk = 0u;
+                    block += call.query_parts;
+                    while (h < group) {
+                        let slot = batch * call.heads + kv_head * group + h;
+                        if (block >= block_count || slot < call.slot_first || slot >= call.slot_first + call.strip_slots) {
+                            h += call.head_parts;
+                            block = first_block;
+                            continue;
+                        }
+                        let hull = hull_of(batch, first_of_strip + block);
+                        if (i32(first_key) < hull.w && i32(first_key + ROWS) > hull.x) {
+                            let strip_slot = slot - call.slot_first;
+                            let before = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
+                            tile_at = (strip_slot * call.strip_tiles + before) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
+                            strip_row = strip_slot * call.strip_rows + block * QUERY_ROWS;
+                            first_query = call.row_first + block * QUERY_ROWS;
+                            head = kv_head * group + h;
+                            break;
+                        }
+                        block += call.query_parts;
+                    }
+                    more = h < group;
+                }
             }
-            queries += CHUNK;
-            if (queries == SUM_ROWS || !more) {
-                queries = 0u;
-                all_dk_0_0 += dk_0_0;
-                dk_0_0 = vec4<f32>();
-                all_dk_1_0 += dk_1_0;
-                dk_1_0 = vec4<f32>();
-                all_dk_2_0 += dk_2_0;
-                dk_2_0 = vec4<f32>();
-                all_dk_3_0 += dk_3_0;
-                dk_3_0 = vec4<f32>();
-                all_dk_4_0 += dk_4_0;
-                dk_4_0 = vec4<f32>();
-                all_dk_5_0 += dk_5_0;
-                dk_5_0 = vec4<f32>();
-                all_dk_6_0 += dk_6_0;
-                dk_6_0 = vec4<f32>();
-                all_dk_7_0 += dk_7_0;
-                dk_7_0 = vec4<f32>();
-                all_dv_0_0 += dv_0_0;
-                dv_0_0 = vec4<f32>();
-                all_dv_1_0 += dv_1_0;
-                dv_1_0 = vec4<f32>();
-                all_dv_2_0 += dv_2_0;
-                dv_2_0 = vec4<f32>();
-                all_dv_3_0 += dv_3_0;
-                dv_3_0 = vec4<f32>();
-                all_dv_4_0 += dv_4_0;
-                dv_4_0 = vec4<f32>();
-                all_dv_5_0 += dv_5_0;
-                dv_5_0 = vec4<f32>();
-                all_dv_6_0 += dv_6_0;
-                dv_6_0 = vec4<f32>();
-                all_dv_7_0 += dv_7_0;
-                dv_7_0 = vec4<f32>();
-            }
+            all_dk_0_0 += dk_0_0;
+            all_dk_1_0 += dk_1_0;
+            all_dk_2_0 += dk_2_0;
+            all_dk_3_0 += dk_3_0;
+            all_dk_4_0 += dk_4_0;
+            all_dk_5_0 += dk_5_0;
+            all_dk_6_0 += dk_6_0;
+            all_dk_7_0 += dk_7_0;
+            all_dv_0_0 += dv_0_0;
+            all_dv_1_0 += dv_1_0;
+            all_dv_2_0 += dv_2_0;
+            all_dv_3_0 += dv_3_0;
+            all_dv_4_0 += dv_4_0;
+            all_dv_5_0 += dv_5_0;
+            all_dv_6_0 += dv_6_0;
+            all_dv_7_0 += dv_7_0;
             if (!more) {
                 break;
             }

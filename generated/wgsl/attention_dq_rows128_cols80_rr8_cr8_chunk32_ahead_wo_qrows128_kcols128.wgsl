@@ -104,10 +104,8 @@ fn k_start(batch: u32, head: u32) -> u32 {
 }
 
 fn read_k(start: u32, position: u32, channel: u32) -> vec4<f32> {
-    if (position >= call.kv_len || channel >= HEAD_DIM / 4u) {
-        return vec4<f32>();
-    }
-    return k[start + position * (call.k.row / 4u) + channel];
+    let row = start + min(position, call.kv_len - 1u) * (call.k.row / 4u);
+    return k[row + min(channel, HEAD_DIM / 4u - 1u)];
 }
 
 fn d_q_row_at(part: u32, batch: u32, position: u32, head: u32) -> u32 {

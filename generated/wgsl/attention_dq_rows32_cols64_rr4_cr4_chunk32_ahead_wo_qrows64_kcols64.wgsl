@@ -104,10 +104,8 @@ fn k_start(batch: u32, head: u32) -> u32 {
 }
 
 fn read_k(start: u32, position: u32, channel: u32) -> vec4<f32> {
-    if (position >= call.kv_len || channel >= HEAD_DIM / 4u) {
-        return vec4<f32>();
-    }
-    return k[start + position * (call.k.row / 4u) + channel];
+    let row = start + min(position, call.kv_len - 1u) * (call.k.row / 4u);
+    return k[row + min(channel, HEAD_DIM / 4u - 1u)];
 }
 
 fn d_q_row_at(part: u32, batch: u32, position: u32, head: u32) -> u32 {
@@ -150,8 +148,8 @@ fn attention_dq(
     let k_first = k_start(batch, kv_head);
 
     // This thread's queries are row, row + ROW_THREADS, …, its channels the fours col, col + COL_THREADS, …
-    let row = tid / 32u / (COL_THREADS / 8u) * 4u + tid % 32u / 8u;
-    let col = tid / 32u % (COL_THREADS / 8u) * 8u + tid % 8u;
+    let row = tid / 32u / (COL_THREADS / 8u) * 4u + tid % 32u / 16u * 2u + tid % 2u;
+    let col = tid / 32u % (COL_THREADS / 8u) * 8u + tid / 2u % 8u;
     var dq_0_0 = vec4<f32>();
     var dq_1_0 = vec4<f32>();
     var dq_2_0 = vec4<f32>();

@@ -153,8 +153,8 @@ fn attention_dq(
     let k_first = k_start(batch, kv_head);
 
     // This thread's queries are row, row + ROW_THREADS, …, its channels the fours col, col + COL_THREADS, …
-    let row = tid / 32u / (COL_THREADS / 8u) * 4u + tid % 32u / 8u;
-    let col = tid / 32u % (COL_THREADS / 8u) * 8u + tid % 8u;
+    let row = tid / 32u / (COL_THREADS / 8u) * 4u + tid % 32u / 16u * 2u + tid % 2u;
+    let col = tid / 32u % (COL_THREADS / 8u) * 8u + tid / 2u % 8u;
     var dq_0_0 = vec4<f32>();
     var dq_1_0 = vec4<f32>();
     var dq_2_0 = vec4<f32>();

@@ -158,8 +158,8 @@ fn attention_scores(
     }
 
     // This thread's queries are the fours row, row + ROW_THREADS, …, its keys the fours col, col + COL_THREADS, …
-    let row = tid / 32u / (COL_THREADS / 8u) * 4u + tid % 32u / 8u;
-    let col = tid / 32u % (COL_THREADS / 8u) * 8u + tid % 8u;
+    let row = tid / 32u / (COL_THREADS / 8u) * 4u + tid % 32u / 16u * 2u + tid % 2u;
+    let col = tid / 32u % (COL_THREADS / 8u) * 8u + tid / 2u % 8u;
     let out = workgroup.z * call.strip_tiles + first_tile(first_query / ROWS);
 
     // This thread's rows: the lse, and Σ P and Σ P·dP over its columns

@@ -159,8 +159,8 @@ fn attention_scores(
     }
 
     // This thread's queries are the fours row, row + ROW_THREADS, …, its keys the fours col, col + COL_THREADS, …
-    let row = tid / 32u / (COL_THREADS / 8u) * 4u + tid % 32u / 8u;
-    let col = tid / 32u % (COL_THREADS / 8u) * 8u + tid % 8u;
+    let row = tid / 32u / (COL_THREADS / 8u) * 4u + tid % 32u / 16u * 2u + tid % 2u;
+    let col = tid / 32u % (COL_THREADS / 8u) * 8u + tid / 2u % 8u;
     let out = workgroup.z * call.strip_tiles + first_tile(first_query / ROWS);
     let slope = slopes[head / 4u][head % 4u];
     let distance_first = i32(first_query + row * 4u + call.kv_len) - i32(call.q_len + col * 4u);
