@@ -274,12 +274,14 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             {
                 let entry = tid;
                 let query = first_query + chunk + entry / COL_VECS;
-                next_b_0 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
+                let channel = first_channel + entry % COL_VECS;
+                next_b_0 = read_d_o(d_o_start(batch, head), query, channel);
             }
             {
                 let entry = tid + THREADS;
                 let query = first_query + chunk + entry / COL_VECS;
-                next_b_1 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
+                let channel = first_channel + entry % COL_VECS;
+                next_b_1 = read_d_o(d_o_start(batch, head), query, channel);
             }
         } else {
             {
@@ -305,12 +307,14 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             {
                 let entry = tid;
                 let query = first_query + chunk + entry / COL_VECS;
-                next_b_0 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
+                let channel = first_channel + entry % COL_VECS;
+                next_b_0 = read_q(q_start(batch, head), query, channel);
             }
             {
                 let entry = tid + THREADS;
                 let query = first_query + chunk + entry / COL_VECS;
-                next_b_1 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
+                let channel = first_channel + entry % COL_VECS;
+                next_b_1 = read_q(q_start(batch, head), query, channel);
             }
         }
         var half = 0u;  // where in tile the chunk is that is multiplied next
@@ -410,12 +414,14 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             {
                 let entry = tid;
                 let query = first_query + chunk + entry / COL_VECS;
-                next_b_0 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
+                let channel = first_channel + entry % COL_VECS;
+                next_b_0 = read_d_o(d_o_start(batch, head), query, channel);
             }
             {
                 let entry = tid + THREADS;
                 let query = first_query + chunk + entry / COL_VECS;
-                next_b_1 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
+                let channel = first_channel + entry % COL_VECS;
+                next_b_1 = read_d_o(d_o_start(batch, head), query, channel);
             }
         } else {
             {
@@ -441,12 +447,14 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             {
                 let entry = tid;
                 let query = first_query + chunk + entry / COL_VECS;
-                next_b_0 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
+                let channel = first_channel + entry % COL_VECS;
+                next_b_0 = read_q(q_start(batch, head), query, channel);
             }
             {
                 let entry = tid + THREADS;
                 let query = first_query + chunk + entry / COL_VECS;
-                next_b_1 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
+                let channel = first_channel + entry % COL_VECS;
+                next_b_1 = read_q(q_start(batch, head), query, channel);
             }
         }
         loop {
@@ -565,12 +573,14 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                     {
                         let entry = tid;
                         let query = first_query + chunk + entry / COL_VECS;
-                        next_b_0 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
+                        let channel = first_channel + entry % COL_VECS;
+                        next_b_0 = read_d_o(d_o_start(batch, head), query, channel);
                     }
                     {
                         let entry = tid + THREADS;
                         let query = first_query + chunk + entry / COL_VECS;
-                        next_b_1 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
+                        let channel = first_channel + entry % COL_VECS;
+                        next_b_1 = read_d_o(d_o_start(batch, head), query, channel);
                     }
                 } else {
                     {
@@ -596,12 +606,14 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                     {
                         let entry = tid;
                         let query = first_query + chunk + entry / COL_VECS;
-                        next_b_0 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
+                        let channel = first_channel + entry % COL_VECS;
+                        next_b_0 = read_q(q_start(batch, head), query, channel);
                     }
                     {
                         let entry = tid + THREADS;
                         let query = first_query + chunk + entry / COL_VECS;
-                        next_b_1 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
+                        let channel = first_channel + entry % COL_VECS;
+                        next_b_1 = read_q(q_start(batch, head), query, channel);
                     }
                 }
                 {

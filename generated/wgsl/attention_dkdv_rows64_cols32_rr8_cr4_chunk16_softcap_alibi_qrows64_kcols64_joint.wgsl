@@ -325,22 +325,26 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                 {
                     let entry = tid;
                     let query = first_query + chunk + entry / COL_VECS;
-                    next_q_0 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
+                    let channel = first_channel + entry % COL_VECS;
+                    next_q_0 = read_q(q_start(batch, head), query, channel);
                 }
                 {
                     let entry = tid + THREADS;
                     let query = first_query + chunk + entry / COL_VECS;
-                    next_q_1 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
+                    let channel = first_channel + entry % COL_VECS;
+                    next_q_1 = read_q(q_start(batch, head), query, channel);
                 }
                 {
                     let entry = tid;
                     let query = first_query + chunk + entry / COL_VECS;
-                    next_do_0 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
+                    let channel = first_channel + entry % COL_VECS;
+                    next_do_0 = read_d_o(d_o_start(batch, head), query, channel);
                 }
                 {
                     let entry = tid + THREADS;
                     let query = first_query + chunk + entry / COL_VECS;
-                    next_do_1 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
+                    let channel = first_channel + entry % COL_VECS;
+                    next_do_1 = read_d_o(d_o_start(batch, head), query, channel);
                 }
                 workgroupBarrier();  // the chunk before has been read
                 {

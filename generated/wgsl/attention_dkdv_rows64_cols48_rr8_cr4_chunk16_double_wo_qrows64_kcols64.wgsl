@@ -259,12 +259,14 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             {
                 let entry = tid;
                 let query = first_query + chunk + entry / COL_VECS;
-                next_b_0 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
+                let channel = first_channel + entry % COL_VECS;
+                next_b_0 = read_d_o(d_o_start(batch, head), query, channel);
             }
             {
                 let entry = tid + THREADS;
                 let query = first_query + chunk + entry / COL_VECS;
-                next_b_1 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
+                let channel = first_channel + entry % COL_VECS;
+                next_b_1 = read_d_o(d_o_start(batch, head), query, channel);
             }
         } else {
             {
@@ -285,12 +287,14 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             {
                 let entry = tid;
                 let query = first_query + chunk + entry / COL_VECS;
-                next_b_0 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
+                let channel = first_channel + entry % COL_VECS;
+                next_b_0 = read_q(q_start(batch, head), query, channel);
             }
             {
                 let entry = tid + THREADS;
                 let query = first_query + chunk + entry / COL_VECS;
-                next_b_1 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
+                let channel = first_channel + entry % COL_VECS;
+                next_b_1 = read_q(q_start(batch, head), query, channel);
             }
         }
         var half = 0u;  // where in tile the chunk is that is multiplied next
@@ -378,12 +382,14 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             {
                 let entry = tid;
                 let query = first_query + chunk + entry / COL_VECS;
-                next_b_0 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
+                let channel = first_channel + entry % COL_VECS;
+                next_b_0 = read_d_o(d_o_start(batch, head), query, channel);
             }
             {
                 let entry = tid + THREADS;
                 let query = first_query + chunk + entry / COL_VECS;
-                next_b_1 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
+                let channel = first_channel + entry % COL_VECS;
+                next_b_1 = read_d_o(d_o_start(batch, head), query, channel);
             }
         } else {
             {
@@ -404,12 +410,14 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
             {
                 let entry = tid;
                 let query = first_query + chunk + entry / COL_VECS;
-                next_b_0 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
+                let channel = first_channel + entry % COL_VECS;
+                next_b_0 = read_q(q_start(batch, head), query, channel);
             }
             {
                 let entry = tid + THREADS;
                 let query = first_query + chunk + entry / COL_VECS;
-                next_b_1 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
+                let channel = first_channel + entry % COL_VECS;
+                next_b_1 = read_q(q_start(batch, head), query, channel);
             }
         }
         loop {
@@ -508,12 +516,14 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                     {
                         let entry = tid;
                         let query = first_query + chunk + entry / COL_VECS;
-                        next_b_0 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
+                        let channel = first_channel + entry % COL_VECS;
+                        next_b_0 = read_d_o(d_o_start(batch, head), query, channel);
                     }
                     {
                         let entry = tid + THREADS;
                         let query = first_query + chunk + entry / COL_VECS;
-                        next_b_1 = read_d_o(d_o_start(batch, head), query, first_channel + entry % COL_VECS);
+                        let channel = first_channel + entry % COL_VECS;
+                        next_b_1 = read_d_o(d_o_start(batch, head), query, channel);
                     }
                 } else {
                     {
@@ -534,12 +544,14 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                     {
                         let entry = tid;
                         let query = first_query + chunk + entry / COL_VECS;
-                        next_b_0 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
+                        let channel = first_channel + entry % COL_VECS;
+                        next_b_0 = read_q(q_start(batch, head), query, channel);
                     }
                     {
                         let entry = tid + THREADS;
                         let query = first_query + chunk + entry / COL_VECS;
-                        next_b_1 = read_q(q_start(batch, head), query, first_channel + entry % COL_VECS);
+                        let channel = first_channel + entry % COL_VECS;
+                        next_b_1 = read_q(q_start(batch, head), query, channel);
                     }
                 }
                 {
