@@ -209,7 +209,8 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
         if (i32(first_key) < hull.w && i32(first_key + ROWS) > hull.x) {
             let strip_slot = slot - call.slot_first;
             let before = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
-            tile_at = (strip_slot * call.strip_tiles + before) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
+            let scores_tile = strip_slot * call.strip_tiles + before;
+            tile_at = scores_tile * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
             strip_row = strip_slot * call.strip_rows + block * QUERY_ROWS;
             first_query = call.row_first + block * QUERY_ROWS;
             head = kv_head * group + h;
@@ -428,7 +429,8 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
                         if (i32(first_key) < hull.w && i32(first_key + ROWS) > hull.x) {
                             let strip_slot = slot - call.slot_first;
                             let before = first_tile(first_of_strip + block) + (first_key - base_of(hull)) / KEY_COLS;
-                            tile_at = (strip_slot * call.strip_tiles + before) * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
+                            let scores_tile = strip_slot * call.strip_tiles + before;
+                            tile_at = scores_tile * (QUERY_ROWS * KEY_VECS) + first_key % KEY_COLS / 4u;
                             strip_row = strip_slot * call.strip_rows + block * QUERY_ROWS;
                             first_query = call.row_first + block * QUERY_ROWS;
                             head = kv_head * group + h;
