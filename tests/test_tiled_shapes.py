@@ -337,6 +337,8 @@ def test_rules_keep_kernels_together() -> None:
     ):
         with pytest.raises(VariantError, match="do not divide"):
             replace(kernel, **change)
+    with pytest.raises(VariantError, match="take chunks of less than 32"):
+        replace(dkdv, pipeline="double", chunk=32, query_rows=32)
 
 
 # Long problems
