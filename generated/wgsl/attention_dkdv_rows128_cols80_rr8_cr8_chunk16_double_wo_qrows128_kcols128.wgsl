@@ -186,8 +186,8 @@ fn attention_dkdv(@builtin(workgroup_id) workgroup: vec3<u32>, @builtin(local_in
     var chunk = 0u;  // its first query of the block
     var tile_at = 0u;  // where the block's scores of these keys begin
     var strip_row = 0u;  // the block's first row, over all the strip's slots
-    var first_query = 0u;  // the same of the call
-    var head = 0u;
+    var first_query = 0u;  // the block's first query
+    var head = 0u;  // and the query head that it is of
     while (h < group) {
         let slot = batch * call.heads + kv_head * group + h;
         if (block >= block_count || slot < call.slot_first || slot >= call.slot_first + call.strip_slots) {
